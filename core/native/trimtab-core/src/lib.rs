@@ -1,0 +1,15 @@
+//! The decision path of Trimtab. No Python, no I/O, no clock: time and chance come in as arguments.
+//!
+//! The Python package `trimtab_core` is the specification; everything here must equal it, and its property
+//! tests are run against both.
+
+pub mod chunks;
+pub mod endpoint_sets;
+pub mod fleet_load;
+pub mod learned_index;
+pub mod policies;
+pub mod prefix_index;
+pub mod reservation;
+pub mod scheduler;
+pub mod settings;
+pub mod speculation;

@@ -1,0 +1,326 @@
+//! The scheduler as Python sees it: the surface of `trimtab_core.scheduler.Scheduler`.
+
+use numpy::{PyArray1, PyReadonlyArray1};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyDict, PyTuple};
+use trimtab_core::policies::Policy;
+use trimtab_core::scheduler::{self as core, Refusal, UnknownSlot};
+use trimtab_core::settings::Settings;
+
+use crate::elements;
+use crate::placement::Placement;
+
+static UNKNOWN_SLOT: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+static INVARIANT_ERROR: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+static REJECTION: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+static RECORD: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+static LOAD_VIEW: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+
+fn python_class<'py>(
+    py: Python<'py>,
+    cell: &'static PyOnceLock<Py<PyAny>>,
+    module: &str,
+    name: &str,
+) -> PyResult<&'py Bound<'py, PyAny>> {
+    Ok(cell.get_or_try_init(py, || py.import(module)?.getattr(name).map(Bound::unbind))?.bind(py))
+}
+
+fn unknown_slot(py: Python<'_>, error: &UnknownSlot) -> PyErr {
+    let message = format!("slot {} is not in use", error.0);
+    match python_class(py, &UNKNOWN_SLOT, "trimtab_core.errors", "UnknownSlot").and_then(|class| class.call1((message,))) {
+        Ok(value) => PyErr::from_value(value),
+        Err(error) => error,
+    }
+}
+
+#[pyclass(module = "trimtab_core._native")]
+pub struct Scheduler {
+    core: core::Scheduler,
+    settings: Py<PyAny>,
+}
+
+#[pymethods]
+impl Scheduler {
+    #[new]
+    #[pyo3(signature = (*, rng_seed, settings))]
+    fn new(rng_seed: &Bound<'_, PyAny>, settings: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let mask = 0xFFFF_FFFF_FFFF_FFFFu64.into_pyobject(settings.py())?;
+        let seed: u64 = rng_seed.bitand(mask)?.extract()?;
+        let of = |name: &str| settings.getattr(name);
+        let parsed = Settings {
+            block_tokens: of("block_tokens")?.extract()?,
+            kv_capacity_tokens: of("kv_capacity_tokens")?.extract()?,
+            prefill_rate: of("prefill_rate")?.extract()?,
+            prefill_rate_memory_s: of("prefill_rate_memory_s")?.extract()?,
+            grace_s: of("grace_s")?.extract()?,
+            late_signal_factor: of("late_signal_factor")?.extract()?,
+            late_signal_s: of("late_signal_s")?.extract()?,
+            speculative_chunks_max: of("speculative_chunks_max")?.extract()?,
+            reservations_max: of("reservations_max")?.extract()?,
+            retry_after_s: of("retry_after_s")?.extract()?,
+        };
+        Ok(Self { core: core::Scheduler::new(seed, parsed), settings: settings.clone().unbind() })
+    }
+
+    #[getter]
+    fn settings(&self, py: Python<'_>) -> Py<PyAny> {
+        self.settings.clone_ref(py)
+    }
+
+    #[getter]
+    fn slot_count(&self) -> usize {
+        self.core.slot_count()
+    }
+
+    fn add_slot(&mut self) -> u32 {
+        self.core.add_slot()
+    }
+
+    fn remove_slot(&mut self, py: Python<'_>, slot: i64) -> PyResult<()> {
+        self.core.remove_slot(slot).map_err(|e| unknown_slot(py, &e))
+    }
+
+    fn kv_apply<'py>(
+        &mut self,
+        py: Python<'py>,
+        slot: i64,
+        added: PyReadonlyArray1<'py, u64>,
+        tokens: PyReadonlyArray1<'py, u32>,
+        removed: PyReadonlyArray1<'py, u64>,
+        now_s: f64,
+    ) -> PyResult<Bound<'py, PyArray1<u64>>> {
+        let (mut a, mut t, mut r) = (Vec::new(), Vec::new(), Vec::new());
+        let (added, tokens) = paired(elements(&added, &mut a), elements(&tokens, &mut t))?;
+        let ids = self.core.kv_apply(slot, added, tokens, elements(&removed, &mut r), now_s);
+        Ok(PyArray1::from_vec(py, ids.map_err(|e| unknown_slot(py, &e))?))
+    }
+
+    fn kv_replace<'py>(
+        &mut self,
+        py: Python<'py>,
+        slot: i64,
+        hashes: PyReadonlyArray1<'py, u64>,
+        tokens: PyReadonlyArray1<'py, u32>,
+        now_s: f64,
+    ) -> PyResult<Bound<'py, PyArray1<u64>>> {
+        let (mut h, mut t) = (Vec::new(), Vec::new());
+        let (hashes, tokens) = paired(elements(&hashes, &mut h), elements(&tokens, &mut t))?;
+        let ids = self.core.kv_replace(slot, hashes, tokens, now_s).map_err(|e| unknown_slot(py, &e))?;
+        Ok(PyArray1::from_vec(py, ids))
+    }
+
+    fn kv_clear(&mut self, py: Python<'_>, slot: i64) -> PyResult<()> {
+        self.core.kv_clear(slot).map_err(|e| unknown_slot(py, &e))
+    }
+
+    #[allow(clippy::type_complexity)] // two arrays
+    fn kv_export<'py>(
+        &self,
+        py: Python<'py>,
+        slot: i64,
+    ) -> PyResult<(Bound<'py, PyArray1<u64>>, Bound<'py, PyArray1<u32>>)> {
+        let (hashes, tokens) = self.core.kv_export(slot).map_err(|e| unknown_slot(py, &e))?.into_iter().unzip();
+        Ok((PyArray1::from_vec(py, hashes), PyArray1::from_vec(py, tokens)))
+    }
+
+    #[pyo3(signature = (slot, *, requests, block_tokens, kv_capacity_tokens, now_s))]
+    fn report(
+        &mut self,
+        py: Python<'_>,
+        slot: i64,
+        requests: i64,
+        block_tokens: i64,
+        kv_capacity_tokens: i64,
+        now_s: f64,
+    ) -> PyResult<()> {
+        let _ = now_s;
+        self.core.report(slot, requests, block_tokens, kv_capacity_tokens).map_err(|e| unknown_slot(py, &e))
+    }
+
+    fn place(&mut self, py: Python<'_>, request: &Bound<'_, PyAny>, now_s: f64) -> PyResult<Py<PyAny>> {
+        let of = |name| request.getattr(name);
+        let name: String = of(pyo3::intern!(py, "policy"))?.extract()?;
+        let policy = Policy::named(&name).ok_or_else(|| pyo3::exceptions::PyKeyError::new_err(name))?;
+        let variant_of_slot: PyReadonlyArray1<i8> = of(pyo3::intern!(py, "variant_of_slot"))?.extract()?;
+        let exact: PyReadonlyArray1<bool> = of(pyo3::intern!(py, "exact"))?.extract()?;
+        let candidates: PyReadonlyArray1<bool> = of(pyo3::intern!(py, "candidates"))?.extract()?;
+        let prompts = of(pyo3::intern!(py, "prompts"))?;
+        let prompts = prompts.cast::<PyTuple>()?;
+        let mut chains: Vec<Vec<(PyReadonlyArray1<u64>, i64, Option<i64>)>> = Vec::with_capacity(prompts.len());
+        for renderings in prompts.iter() {
+            let mut variants = Vec::with_capacity(1);
+            for prompt in renderings.cast::<PyTuple>()?.iter() {
+                variants.push((
+                    prompt.getattr(pyo3::intern!(py, "chain"))?.extract()?,
+                    prompt.getattr(pyo3::intern!(py, "size_bytes"))?.extract()?,
+                    prompt.getattr(pyo3::intern!(py, "tokens"))?.extract()?,
+                ));
+            }
+            chains.push(variants);
+        }
+        let chains: Vec<Vec<(std::borrow::Cow<[u64]>, i64, Option<i64>)>> = chains
+            .iter()
+            .map(|variants| {
+                variants
+                    .iter()
+                    .map(|(chain, size, tokens)| {
+                        let chain = match chain.as_slice() {
+                            Ok(slice) => std::borrow::Cow::Borrowed(slice),
+                            Err(_) => std::borrow::Cow::Owned(chain.as_array().to_vec()),
+                        };
+                        (chain, *size, *tokens)
+                    })
+                    .collect()
+            })
+            .collect();
+        let (mut v, mut e, mut c) = (Vec::new(), Vec::new(), Vec::new());
+        let parsed = core::Request {
+            prompts: chains
+                .iter()
+                .map(|variants| {
+                    variants
+                        .iter()
+                        .map(|(chain, size_bytes, tokens)| core::Prompt {
+                            chain,
+                            size_bytes: *size_bytes,
+                            tokens: *tokens,
+                        })
+                        .collect()
+                })
+                .collect(),
+            variant_of_slot: elements(&variant_of_slot, &mut v),
+            exact: elements(&exact, &mut e),
+            candidates: elements(&candidates, &mut c),
+            tokens_per_byte: of(pyo3::intern!(py, "tokens_per_byte"))?.extract()?,
+            batch: of(pyo3::intern!(py, "batch"))?.extract()?,
+            cache_reads: of(pyo3::intern!(py, "cache_reads"))?.extract()?,
+            policy,
+            batch_max: of(pyo3::intern!(py, "batch_max"))?.extract()?,
+        };
+        match self.core.place(&parsed, now_s) {
+            Ok(placement) => Ok(Placement(placement).into_pyobject(py)?.into_any().unbind()),
+            Err(refusal) => {
+                let reason = match refusal {
+                    Refusal::NoEndpoints => "no_endpoints",
+                    Refusal::TooManyOpen => "too_many_open",
+                    Refusal::EndpointsFull => "endpoints_full",
+                };
+                let fields = PyDict::new(py);
+                fields.set_item("reason", reason)?;
+                fields.set_item("retry_after_s", self.core.settings.retry_after_s)?;
+                let class = python_class(py, &REJECTION, "trimtab_core.placement", "Rejection")?;
+                Ok(class.call((), Some(&fields))?.unbind())
+            }
+        }
+    }
+
+    fn first_token(&mut self, reservation_id: u64, now_s: f64) -> bool {
+        self.core.first_token(reservation_id, now_s)
+    }
+
+    #[pyo3(name = "move")]
+    fn move_to(&mut self, reservation_id: u64, slot: i64, now_s: f64) -> bool {
+        self.core.move_to(reservation_id, slot, now_s)
+    }
+
+    fn finish(&mut self, reservation_id: u64, now_s: f64) -> bool {
+        self.core.finish(reservation_id, now_s)
+    }
+
+    fn open_reservations<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        let class = python_class(py, &RECORD, "trimtab_core.placement", "ReservationRecord")?;
+        self.core
+            .open_reservations()
+            .map(|(reservation, has_claim)| {
+                let fields = PyDict::new(py);
+                fields.set_item("reservation_id", reservation.key.1)?;
+                fields.set_item("slot", reservation.slot)?;
+                fields.set_item("p_tokens", if reservation.is_queued { reservation.p_tokens } else { 0 })?;
+                fields.set_item("batch", reservation.batch)?;
+                let hashes: &[u64] = if has_claim { &reservation.sample_hashes } else { &[] };
+                let tokens: &[u32] = if has_claim { &reservation.sample_tokens } else { &[] };
+                fields.set_item("sample_hashes", PyArray1::from_slice(py, hashes))?;
+                fields.set_item("sample_tokens", PyArray1::from_slice(py, tokens))?;
+                class.call((), Some(&fields))
+            })
+            .collect()
+    }
+
+    fn advance<'py>(&mut self, py: Python<'py>, now_s: f64) -> Bound<'py, PyArray1<u64>> {
+        PyArray1::from_vec(py, self.core.advance(now_s))
+    }
+
+    #[allow(clippy::too_many_arguments)] // the fields of one entry of the load log
+    fn peer_reserve(
+        &mut self,
+        incarnation: u64,
+        reservation_id: u64,
+        slot: i64,
+        p_tokens: i64,
+        batch: i64,
+        sample_hashes: PyReadonlyArray1<'_, u64>,
+        sample_tokens: PyReadonlyArray1<'_, u32>,
+        now_s: f64,
+    ) -> PyResult<()> {
+        let (mut h, mut t) = (Vec::new(), Vec::new());
+        let (hashes, tokens) = paired(elements(&sample_hashes, &mut h), elements(&sample_tokens, &mut t))?;
+        self.core.peer_reserve(incarnation, reservation_id, slot, p_tokens, batch, hashes, tokens, now_s);
+        Ok(())
+    }
+
+    fn peer_first_token(&mut self, incarnation: u64, reservation_id: u64, now_s: f64) {
+        self.core.peer_first_token(incarnation, reservation_id, now_s);
+    }
+
+    fn peer_move(&mut self, incarnation: u64, reservation_id: u64, slot: i64, now_s: f64) {
+        self.core.peer_move(incarnation, reservation_id, slot, now_s);
+    }
+
+    fn peer_finish(&mut self, incarnation: u64, reservation_id: u64, now_s: f64) {
+        self.core.peer_finish(incarnation, reservation_id, now_s);
+    }
+
+    fn peer_drop(&mut self, incarnation: u64, now_s: f64) {
+        self.core.peer_drop(incarnation, now_s);
+    }
+
+    fn load<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let load = self.core.load();
+        let fields = PyDict::new(py);
+        fields.set_item("requests", PyArray1::from_slice(py, &load.requests))?;
+        fields.set_item("external", PyArray1::from_slice(py, &load.external))?;
+        fields.set_item("queued_tokens", PyArray1::from_slice(py, &load.queued_tokens))?;
+        fields.set_item("prefill_rate", PyArray1::from_slice(py, &load.prefill_rate))?;
+        python_class(py, &LOAD_VIEW, "trimtab_core.placement", "LoadView")?.call((), Some(&fields))
+    }
+
+    fn index_size(&self) -> (usize, u64) {
+        self.core.index_size()
+    }
+
+    /// Memory of the index, bytes.
+    fn index_bytes(&self) -> usize {
+        self.core.index_bytes()
+    }
+
+    fn check_invariants(&self, py: Python<'_>) -> PyResult<()> {
+        self.core.check().map_err(|message| {
+            match python_class(py, &INVARIANT_ERROR, "trimtab_core.errors", "InvariantError")
+                .and_then(|class| class.call1((message,)))
+            {
+                Ok(value) => PyErr::from_value(value),
+                Err(error) => error,
+            }
+        })
+    }
+}
+
+fn paired<'a>(hashes: &'a [u64], tokens: &'a [u32]) -> PyResult<(&'a [u64], &'a [u32])> {
+    if hashes.len() == tokens.len() {
+        Ok((hashes, tokens))
+    } else {
+        Err(PyValueError::new_err(format!("{} hashes, but {} token counts", hashes.len(), tokens.len())))
+    }
+}
