@@ -1,0 +1,171 @@
+"""The documents of the shared state: what the operator and the sidecars tell the replicas.
+
+The one rule: readers ignore fields that they do not know and writers give every new field a default, so that versions
+may be mixed during a rollout. Nothing here holds text of prompts.
+"""
+
+from typing import Literal, TypeVar
+
+import msgspec
+
+from .errors import CodecError
+
+EndpointState = Literal["serving", "draining", "asleep", "unreachable"]
+PolicyName = Literal["product", "round_robin", "least_request"]
+T = TypeVar("T")
+
+DOCUMENT_BYTES_MAX = 16 * 1024 * 1024
+"""A larger document is refused as malformed."""
+
+
+class EndpointSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One endpoint of a pool: a pod's port, or one data-parallel rank behind it."""
+
+    name: str
+    """`ip:port`, or `ip:port/rank`: the endpoint's name everywhere."""
+    address: str
+    """`ip:port` as the gateway dials it."""
+    rank: int | None = None
+    """Data-parallel rank, None where the port has but one engine."""
+    pod: str = ""
+    """Name of the pod, for people."""
+    zone: str = ""
+    engine: str = ""
+    """`vllm` or `sglang`, empty if unknown."""
+    gpu: str = ""
+    """Kind of accelerator, for people and for `rtt`/cost tables."""
+    draining: bool = False
+    """The pod is being deleted: finish what it has, send nothing new."""
+    rtt_s: float = 0.0
+    """Network round trip to it, seconds; more than 0 only at an edge."""
+    expert_cost: tuple[float, ...] = ()
+    """Relative cost of each expert there (1.0 = balanced); empty: no factor."""
+
+
+class HotspotSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Hotspot detection of a pool."""
+
+    enabled: bool = True
+    window_s: float = 60.0
+    """Sliding window of the statistics, seconds."""
+
+
+class Policy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a pool's requests are placed."""
+
+    policy: PolicyName = "product"
+    reason: str = ""
+    """Why the policy differs from what was asked for, empty if it does not."""
+    batch_limit: int | None = None
+    """Requests at which an endpoint is no candidate any more, None: no limit."""
+    class_header: str = "x-slo-class"
+    """Request header that names the SLO class."""
+    class_weights: dict[str, float] = {}
+    """Weight of a request in flight in `B` by its class; others weigh 1."""
+    expert_probability: tuple[float, ...] = ()
+    """How often the model picks each expert; empty: no factor."""
+    long_context_tokens: int | None = None
+    """P beyond which its logarithm is taken, None: never."""
+    hotspot: HotspotSettings = HotspotSettings()
+
+
+class ControlDocument(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the operator says about a pool: its members and its policy."""
+
+    namespace: str
+    name: str
+    version: int = 0
+    """Grows with each change; set by the writer."""
+    endpoints: tuple[EndpointSpec, ...] = ()
+    policy: Policy = Policy()
+
+
+class ServedModel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One name under which an engine serves."""
+
+    card: str | None = None
+    """Digest of its model card, None: no card, so approximate."""
+    lora: bool = False
+
+
+class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a sidecar says about its engine, every second or so and at once when the state changes."""
+
+    endpoint: str
+    epoch: str
+    """Names one lifetime of the engine process."""
+    state: EndpointState = "serving"
+    running: int = 0
+    waiting: int = 0
+    kv_usage: float = 0.0
+    """Share of the KV cache in use, 0 to 1."""
+    kv_capacity_tokens: int = 0
+    block_tokens: int = 16
+    models: dict[str, ServedModel] = {}
+    approximate: str | None = None
+    """Why its index cannot be exact, None if it is."""
+    prompt_tokens_total: int = 0
+    generation_tokens_total: int = 0
+    incarnation: int = 0
+    """Of the sidecar process. Set by the publisher, as are the two below."""
+    sequence: int = 0
+    """The sidecar's position in the KV log."""
+    beat: int = 0
+    """Counts the heartbeats of this incarnation."""
+
+
+class Alarm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A hotspot alarm of one replica about one prefix class."""
+
+    class_hash: int
+    """Chunk hash of the class's deepest common chunk."""
+    raised: bool = True
+    """False: the alarm is over."""
+    acted: bool = False
+    """True: the holders were taken out of the candidates."""
+    holders: int = 0
+    """`|M|`, endpoints that hold the prefix."""
+    others: int = 0
+    """`|M'|`, the rest."""
+    in_class: int = 0
+    """Arrivals of the class in the window."""
+    arrivals: int = 0
+    """All arrivals in the window."""
+    time_s: float = 0.0
+    """Unix time."""
+    incarnation: int = 0
+    """Of the replica."""
+
+
+_control_decoder = msgspec.json.Decoder(ControlDocument)
+_heartbeat_decoder = msgspec.json.Decoder(Heartbeat)
+_alarm_decoder = msgspec.json.Decoder(Alarm)
+
+
+def encode(document: ControlDocument | Heartbeat | Alarm) -> bytes:
+    """The document as JSON, readable with any client of the store."""
+    return msgspec.json.encode(document)
+
+
+def decode_control(data: bytes) -> ControlDocument:
+    """Raises CodecError."""
+    return _decode(_control_decoder, data)
+
+
+def decode_heartbeat(data: bytes) -> Heartbeat:
+    """Raises CodecError."""
+    return _decode(_heartbeat_decoder, data)
+
+
+def decode_alarm(data: bytes) -> Alarm:
+    """Raises CodecError."""
+    return _decode(_alarm_decoder, data)
+
+
+def _decode(decoder: "msgspec.json.Decoder[T]", data: bytes) -> T:
+    if len(data) > DOCUMENT_BYTES_MAX:
+        raise CodecError(f"document of {len(data)} bytes, at most {DOCUMENT_BYTES_MAX}")
+    try:
+        return decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise CodecError(f"malformed document: {error}") from error

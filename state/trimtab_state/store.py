@@ -1,0 +1,179 @@
+"""The store's client: one small interface whatever the topology.
+
+The one rule: no command is tried again here and no reconnect is hidden for long, because the callers have to know that
+the store was away. Every failure of the store, a refused login and a refused command included, is StateUnavailable.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import redis.asyncio as aioredis
+from redis.asyncio.cluster import ClusterNode, RedisCluster
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import Sentinel
+from redis.backoff import NoBackoff
+from redis.credentials import CredentialProvider
+from redis.exceptions import RedisError
+
+from .errors import StateUnavailable
+from .settings import StateSettings
+from .store_url import StoreAddress, parse_store_url
+
+Command = tuple[str | bytes | int, ...]
+
+CONNECTIONS_MAX = 16
+"""Connections of one client; more commands at once wait for one."""
+
+
+class Store:
+    """A connection pool to the store. Commands go in and replies come out as the client library shapes them (RESP2)."""
+
+    def __init__(self, address: StoreAddress, settings: StateSettings, *, reply_timeout_s: float | None = None) -> None:
+        self.address = address
+        self._settings = settings
+        self._reply_timeout_s = settings.command_timeout_s if reply_timeout_s is None else reply_timeout_s
+        self._sentinel: Sentinel | None = None
+        self._slots = asyncio.Semaphore(CONNECTIONS_MAX)
+        self._client: Any = self._connect()
+
+    def __str__(self) -> str:
+        return str(self.address)
+
+    def dedicated(self, reply_timeout_s: float) -> "Store":
+        """Another client of the same store, for reads that block up to nearly `reply_timeout_s`. Close it yourself."""
+        return Store(self.address, self._settings, reply_timeout_s=reply_timeout_s)
+
+    async def execute(self, *command: str | bytes | int) -> Any:
+        """One command. Raises StateUnavailable."""
+        cancels = _cancels()
+        try:
+            async with self._slots:
+                reply = await self._client.execute_command(*command)
+        except (RedisError, OSError, TimeoutError) as error:
+            _heed_cancel(cancels)
+            raise _unavailable(error) from error
+        _heed_cancel(cancels)
+        return reply
+
+    async def batch(self, commands: Sequence[Command], *, atomic: bool = False) -> list[Any]:
+        """Several commands on one pool's keys in one round trip, `atomic` as one transaction.
+
+        Raises StateUnavailable if any of them fails; without `atomic` the others may have had their effect.
+        """
+        if not commands:
+            return []
+        cancels = _cancels()
+        try:
+            async with self._slots, self._client.pipeline(transaction=atomic) as pipeline:
+                if atomic and isinstance(self._client, RedisCluster):
+                    pipeline.multi()
+                for command in commands:
+                    pipeline.execute_command(*command)
+                replies = list(await pipeline.execute())
+        except (RedisError, OSError, TimeoutError) as error:
+            _heed_cancel(cancels)
+            raise _unavailable(error) from error
+        _heed_cancel(cancels)
+        return replies
+
+    async def keys_with_prefix(self, prefix: str, count: int) -> list[bytes]:
+        """All keys that start with a pool's prefix, by a scan in steps of `count`. Raises StateUnavailable."""
+        pattern = "".join("\\" + c if c in "*?[]\\" else c for c in prefix) + "*"
+        try:
+            return [key async for key in self._client.scan_iter(match=pattern, count=count)]
+        except (RedisError, OSError, TimeoutError) as error:
+            raise _unavailable(error) from error
+
+    async def close(self) -> None:
+        """Closes all connections; never raises."""
+        try:
+            async with asyncio.timeout(self._settings.connect_timeout_s):
+                await self._client.aclose()
+                for client in self._sentinel.sentinels if self._sentinel is not None else ():
+                    await client.aclose()
+        except (RedisError, OSError, TimeoutError):
+            return
+
+    def _connect(self) -> Any:
+        address, settings = self.address, self._settings
+        options: dict[str, Any] = {
+            "socket_timeout": self._reply_timeout_s,
+            "socket_connect_timeout": settings.connect_timeout_s,
+            "protocol": 2,
+            "health_check_interval": 0,
+            "client_name": address.client_name,
+        }
+        once = Retry(NoBackoff(), 0)
+        login, tls = _login(address), _tls(address)
+        if address.topology == "cluster":
+            nodes = [ClusterNode(host, port) for host, port in address.hosts]
+            return RedisCluster(
+                startup_nodes=nodes, max_connections=CONNECTIONS_MAX, retry=once, **options, **login, **tls
+            )
+        options |= {"retry": once}
+        if address.topology == "sentinel":
+            own = {"username": address.sentinel_username, "password": address.sentinel_password}
+            asking = options | own | tls | {"socket_timeout": settings.command_timeout_s}
+            self._sentinel = Sentinel(address.hosts, sentinel_kwargs=asking)  # type: ignore[no-untyped-call]
+            options |= {"db": address.db, "max_connections": CONNECTIONS_MAX}
+            return self._sentinel.master_for(address.service, **options, **login, **tls)
+        options |= {"db": address.db, "max_connections": CONNECTIONS_MAX}
+        if address.topology == "unix":
+            return aioredis.Redis(unix_socket_path=address.path, **options, **login)
+        host, port = address.hosts[0]
+        return aioredis.Redis(host=host, port=port, **options, **login, **tls)
+
+
+def connect(url: str, settings: StateSettings | None = None) -> Store:
+    """A store for a URL as `store_url` describes them. No I/O yet. Raises ConfigError naming the part that is wrong."""
+    return Store(parse_store_url(url), settings or StateSettings())
+
+
+class _PasswordFile(CredentialProvider):
+    """Reads the password at each login, so that a rotated one is picked up."""
+
+    def __init__(self, path: Path, username: str | None) -> None:
+        self._path = path
+        self._username = username
+
+    def get_credentials(self) -> tuple[str] | tuple[str, str]:
+        password = self._path.read_text(encoding="utf-8").strip()
+        return (self._username, password) if self._username else (password,)
+
+
+def _login(address: StoreAddress) -> dict[str, Any]:
+    if address.password_file is not None:
+        return {"credential_provider": _PasswordFile(address.password_file, address.username)}
+    return {"username": address.username, "password": address.password}
+
+
+def _tls(address: StoreAddress) -> dict[str, Any]:
+    if not address.tls:
+        return {}
+    return {
+        "ssl": True,
+        "ssl_ca_certs": address.ca_certs,
+        "ssl_certfile": address.certfile,
+        "ssl_keyfile": address.keyfile,
+        "ssl_check_hostname": address.check_hostname and address.verify,
+        "ssl_cert_reqs": "required" if address.verify else "none",
+    }
+
+
+def _cancels() -> int:
+    task = asyncio.current_task()
+    return 0 if task is None else task.cancelling()
+
+
+def _heed_cancel(before: int) -> None:
+    """The client sends through `asyncio.wait_for`, which before Python 3.12 swallows a cancellation that comes together
+    with the result: without this a task that reads in a loop could not be stopped."""
+    if _cancels() > before:
+        raise asyncio.CancelledError
+
+
+def _unavailable(error: Exception) -> StateUnavailable:
+    text = str(error) or type(error).__name__
+    return StateUnavailable(f"{type(error).__name__}: {text}"[:300])
