@@ -1,0 +1,190 @@
+"""What a sidecar is told at its start, parsed once.
+
+The one rule: flags come from the command line, secrets from files or the environment, and both end here as one frozen
+object; nothing else reads either.
+"""
+
+import argparse
+import ipaddress
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+
+from trimtab_core.chunks import pool_seed
+
+ENGINES = ("vllm", "sglang")
+
+
+class SettingsError(ValueError):
+    """A flag is missing or makes no sense: say so and stop."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SidecarSettings:
+    """Times in seconds."""
+
+    pool_name: str
+    pool_namespace: str
+    endpoint_host: str
+    """The pod's IP, as the pool's endpoints are named."""
+    engine: Literal["vllm", "sglang"]
+    engine_urls: tuple[str, ...]
+    """One for each engine process in the pod; each port is an endpoint."""
+    engine_args: tuple[str, ...]
+    """The engine container's command and args."""
+    model_dir: Path | None
+    """The model's files; None: what the engine's args name, in the hub's cache."""
+    api_key: str | None
+    """The engine's own, where it wants one."""
+    store_url: str
+    seed: int
+    """Of the pool's chunk hashes."""
+    checkpoint_dir: Path | None
+    """None: no checkpoint, and no socket for `drain`."""
+    metrics_port: int
+    bind: str
+    """Address that the sidecar's own metrics are served at."""
+    kv_events: str | None = None
+    """ZMQ address to receive events at; None: as the engine tells."""
+    kv_replay: str | None = None
+    kv_topic: str = ""
+    kv_bind: bool = False
+    """The engine connects to `kv_events`, so the sidecar binds it."""
+    ranks: int = 1
+    """Data-parallel ranks behind `kv_events`."""
+    scrape_s: float = 1.0
+    """How often the engine's metrics are read while it is busy."""
+    scrape_idle_s: float = 3.0
+    """The longest pause between two reads while nothing changes."""
+    heartbeat_s: float = 1.0
+    models_s: float = 5.0
+    """How often the engine is asked what it serves: adapters come and go at run time."""
+    checkpoint_s: float = 5.0
+    """The least time between two checkpoints."""
+    tail_check_s: float = 5.0
+    """The least time between two questions whether the last events were missed, while the engine works silently."""
+    log_level: str = "INFO"
+
+
+def parse_settings(arguments: Sequence[str], env: Mapping[str, str]) -> SidecarSettings:
+    """Settings from a command line. Raises SettingsError; `--help` and unknown flags end the process, as usual."""
+    flags = parser().parse_args(arguments)
+    store = flags.store or env.get("TRIMTAB_STORE")
+    if not store:
+        raise SettingsError("no store: give --store or TRIMTAB_STORE")
+    secret = _secret(flags.secret_file, env)
+    seconds = {
+        name: getattr(flags, name)
+        for name in ("scrape_s", "scrape_idle_s", "heartbeat_s", "models_s", "checkpoint_s", "tail_check_s")
+    }
+    for name, value in seconds.items():
+        if not 0 < value < 3_600:
+            raise SettingsError(f"--{name.replace('_', '-')} {value}")
+    return SidecarSettings(
+        pool_name=flags.pool_name,
+        pool_namespace=flags.pool_namespace,
+        endpoint_host=flags.endpoint_host,
+        engine=flags.engine,
+        engine_urls=tuple(flags.engine_url or ("http://127.0.0.1:8000",)),
+        engine_args=engine_words(flags.engine_args or env.get("TRIMTAB_ENGINE_ARGS", "")),
+        model_dir=flags.model_dir,
+        api_key=env.get("TRIMTAB_ENGINE_API_KEY") or env.get("VLLM_API_KEY") or None,
+        store_url=store,
+        seed=pool_seed(secret, flags.pool_namespace, flags.pool_name),
+        checkpoint_dir=flags.checkpoint_dir,
+        metrics_port=flags.metrics_port,
+        bind=flags.bind,
+        kv_events=flags.kv_events,
+        kv_replay=flags.kv_replay,
+        kv_topic=flags.kv_topic,
+        kv_bind=flags.kv_bind,
+        ranks=flags.ranks,
+        log_level=flags.log_level.upper(),
+        **seconds,
+    )
+
+
+def parser() -> argparse.ArgumentParser:
+    defaults = SidecarSettings.__dataclass_fields__
+    parser = argparse.ArgumentParser(prog="trimtab-sidecar", description="Beside each engine: its KV cache and load.")
+    add = parser.add_argument
+    add("--pool-name", required=True)
+    add("--pool-namespace", required=True)
+    add("--endpoint-host", required=True, help="the pod's IP, as the pool's endpoints are named")
+    add("--engine", choices=ENGINES, default="vllm")
+    add("--engine-url", action="append", help="base URL of an engine in this pod; repeat for several")
+    add("--engine-args", help="the engine container's command and args, as a JSON list [TRIMTAB_ENGINE_ARGS]")
+    add("--model-dir", type=Path, help="the model's files (default: as the engine's args say)")
+    add("--store", help="URL of the shared state [TRIMTAB_STORE]")
+    add("--secret-file", type=Path, help="the install's secret [TRIMTAB_SECRET holds the secret itself]")
+    add("--checkpoint-dir", type=Path, help="a folder that outlives this container (an emptyDir)")
+    add("--metrics-port", type=int, default=9091, help="own metrics; 0: a free port; -1: none")
+    add("--bind", default="0.0.0.0", help="address of the metrics port")
+    add("--kv-events", help="ZMQ address of rank 0's events (default: as the engine tells)")
+    add("--kv-replay", help="ZMQ address of rank 0's replay")
+    add("--kv-topic", default="")
+    add("--kv-bind", action="store_true", help="bind --kv-events, since the engine connects to it")
+    add("--ranks", type=int, default=1, help="data-parallel ranks behind --kv-events")
+    for name in ("scrape_s", "scrape_idle_s", "heartbeat_s", "models_s", "checkpoint_s", "tail_check_s"):
+        add(f"--{name.replace('_', '-')}", type=float, default=defaults[name].default)
+    add("--log-level", default="INFO", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
+    return parser
+
+
+def engine_words(text: str) -> tuple[str, ...]:
+    """The engine's command line from a JSON list; a shell's one-line script in it is taken apart too."""
+    if not text.strip():
+        return ()
+    try:
+        words = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise SettingsError("--engine-args is no JSON list") from error
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        raise SettingsError("--engine-args is no JSON list of texts")
+    return tuple(words)
+
+
+def script_words(words: Sequence[str]) -> tuple[str, ...]:
+    """`words`, or those of the script in `sh -c "..."`."""
+    if len(words) >= 3 and words[1].startswith("-") and "c" in words[1] and words[0].endswith("sh"):
+        try:
+            return tuple(shlex.split(words[2], comments=True))
+        except ValueError:
+            return tuple(words)
+    return tuple(words)
+
+
+def endpoint_address(host: str, engine_url: str) -> str:
+    """`ip:port` of the endpoint that the engine at `engine_url` is."""
+    try:
+        port = urlsplit(engine_url).port or (443 if engine_url.startswith("https:") else 80)
+    except ValueError as error:
+        raise SettingsError(f"--engine-url {engine_url}") from error
+    bare = host.strip("[]")
+    try:
+        is_v6 = ipaddress.ip_address(bare).version == 6
+    except ValueError as error:
+        raise SettingsError(f"--endpoint-host {host} is no IP address") from error
+    return f"[{bare}]:{port}" if is_v6 else f"{bare}:{port}"
+
+
+def engine_host(engine_url: str) -> str:
+    """The host that the engine is reached at, for its other ports."""
+    return urlsplit(engine_url).hostname or "127.0.0.1"
+
+
+def _secret(path: Path | None, env: Mapping[str, str]) -> bytes:
+    if path is not None:
+        try:
+            secret = path.read_bytes().strip()
+        except OSError as error:
+            raise SettingsError(f"--secret-file: {error.strerror}") from error
+    else:
+        secret = env.get("TRIMTAB_SECRET", "").encode().strip()
+    if not secret:
+        raise SettingsError("no secret: give --secret-file or TRIMTAB_SECRET")
+    return secret
