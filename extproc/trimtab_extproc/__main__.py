@@ -1,0 +1,50 @@
+"""`python -m trimtab_extproc`: the composition root of one endpoint picker."""
+
+import asyncio
+import gc
+import logging
+import os
+import secrets
+import signal
+import sys
+
+import uvloop
+from trimtab_state import ConfigError as StateConfigError
+
+from trimtab_extproc.errors import ConfigError
+from trimtab_extproc.json_logs import log_to_stderr
+from trimtab_extproc.service import Service
+from trimtab_extproc.settings import Settings, parse_settings
+
+SWITCH_INTERVAL_S = 0.001
+"""How long a thread that renders a big prompt may keep the event loop waiting, at most."""
+
+
+async def serve(settings: Settings) -> None:
+    """Run until SIGTERM or SIGINT."""
+    rng_seed = secrets.randbits(64)
+    logging.getLogger(__name__).info("pool %s/%s, seed %d", settings.pool_namespace, settings.pool_name, rng_seed)
+    service = Service(settings, rng_seed=rng_seed)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, service.stop)
+    # What start-up made lives as long as the process: collections need not look at it again.
+    gc.collect()
+    gc.freeze()
+    await service.run()
+
+
+def main() -> None:
+    """The command's entry point."""
+    try:
+        settings = parse_settings(sys.argv[1:], os.environ)
+        log_to_stderr(settings.log_level)
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(serve(settings))
+    except (ConfigError, StateConfigError) as error:
+        sys.exit(f"trimtab-extproc: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""The last decisions, for `trimtab explain`: what each endpoint had to offer, and why the winner won.
+
+The one rule: a decision is kept as the scheduler gave it and turned into JSON only when somebody asks, so that keeping
+one costs next to nothing. No prompt text, only numbers and names.
+
+Bounds: `DECISIONS_MAX` decisions, the oldest going first; `ENDPOINTS_SHOWN_MAX` endpoints of each, best first.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from trimtab_core.placement import Bools, Placement
+
+DECISIONS_MAX = 256
+ENDPOINTS_SHOWN_MAX = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Decision:
+    """One choice."""
+
+    time_s: float
+    """Of the process's monotonic clock."""
+    request_id: str
+    kind: str
+    model: str
+    endpoint: str
+    placement: Placement
+    approximate: str | None
+    """Why the prefix was not known exactly; None: it was."""
+    approximate_detail: str
+    """The same in the words of whoever found it."""
+    candidates: Bools
+    excluded: Mapping[int, str]
+    """Members of the pool that could not be chosen at all, and why."""
+    policy: str
+
+
+class DecisionLog:
+    """A ring of decisions."""
+
+    def __init__(self, *, name_of: Callable[[int], str | None]) -> None:
+        self._ring: deque[Decision] = deque(maxlen=DECISIONS_MAX)
+        self._name_of = name_of
+
+    def add(self, decision: Decision) -> None:
+        """Keep one more."""
+        self._ring.append(decision)
+
+    def to_json(self, *, now_s: float, count: int, request_id: str | None = None) -> list[dict[str, Any]]:
+        """The newest first, at most `count`; only the one of `request_id` if that is given."""
+        chosen = [entry for entry in reversed(self._ring) if request_id is None or entry.request_id == request_id]
+        return [self._entry(decision, now_s) for decision in chosen[:count]]
+
+    def _entry(self, decision: Decision, now_s: float) -> dict[str, Any]:
+        placement = decision.placement
+        shown = np.flatnonzero(decision.candidates)
+        shown = shown[shown < len(placement.score)]
+        best_first = shown[np.argsort(placement.score[shown], kind="stable")]
+        return {
+            "age_s": round(now_s - decision.time_s, 3),
+            "request_id": decision.request_id,
+            "kind": decision.kind,
+            "model": decision.model,
+            "endpoint": decision.endpoint,
+            "policy": decision.policy,
+            "reason": placement.reason,
+            "approximate": decision.approximate,
+            "approximate_detail": decision.approximate_detail or None,
+            "prompt_tokens": placement.prompt_tokens,
+            "p_own_tokens": placement.p_own_tokens,
+            "alternatives": [name for slot in placement.alternatives if (name := self._name_of(slot)) is not None],
+            "candidate_count": len(shown),
+            "endpoints": [
+                *(self._row(decision, int(slot)) for slot in best_first[:ENDPOINTS_SHOWN_MAX]),
+                *self._excluded_rows(decision, ENDPOINTS_SHOWN_MAX - len(best_first)),
+            ],
+        }
+
+    def _excluded_rows(self, decision: Decision, count: int) -> list[dict[str, Any]]:
+        """The endpoints that were no candidates; numbers are not known for them."""
+        numbers = dict.fromkeys(("hit_tokens", "queued_tokens", "p_tokens", "batch", "score"))
+        return [
+            {"endpoint": self._name(slot), **numbers, "verdict": f"no candidate: {why}"}
+            for slot, why in list(decision.excluded.items())[: max(0, count)]
+        ]
+
+    def _name(self, slot: int) -> str:
+        return self._name_of(slot) or f"gone (slot {slot})"
+
+    def _row(self, decision: Decision, slot: int) -> dict[str, Any]:
+        placement = decision.placement
+        score = float(placement.score[slot])
+        is_winner = slot == placement.slot
+        return {
+            "endpoint": self._name(slot),
+            "hit_tokens": int(placement.hit_tokens[slot]),
+            "queued_tokens": round(float(placement.queued_tokens[slot]), 1),
+            "p_tokens": round(float(placement.p_tokens[slot]), 1),
+            "batch": int(placement.batch[slot]),
+            "score": round(score, 1) if np.isfinite(score) else None,
+            "verdict": "won: " + placement.reason if is_winner else _why_not(decision, slot),
+        }
+
+
+def _why_not(decision: Decision, slot: int) -> str:
+    """Why a candidate lost, in words."""
+    placement, won = decision.placement, decision.placement.slot
+    if not np.isfinite(placement.score[slot]):
+        return "no candidate: at its limit"
+    if decision.policy != "product":
+        return f"not its turn ({decision.policy})"
+    if placement.score[slot] <= placement.score[won]:
+        more = placement.batch[slot] > placement.batch[won]
+        return "equal score, more requests" if more else "equal score, lost the draw"
+    reasons = []
+    if placement.p_tokens[slot] > placement.p_tokens[won]:
+        if placement.hit_tokens[slot] < placement.hit_tokens[won]:
+            reasons.append("holds less of the prompt")
+        if placement.queued_tokens[slot] > placement.queued_tokens[won]:
+            reasons.append("more queued tokens")
+    if placement.batch[slot] > placement.batch[won]:
+        reasons.append("more requests")
+    return "lost: " + (", ".join(reasons) or "higher score")

@@ -1,0 +1,242 @@
+"""What the shared state says about the pool: its members, their heartbeats and their model cards.
+
+The one rule: it implements the shared state's sink and keeps what decisions ask for; what comes in about load and KV
+blocks goes straight on to the scheduler. Who may be chosen is `model_view`'s business: a view is built once per model
+name and kept until something that it shows changes, which is not with every heartbeat.
+
+Bounds: `VIEWS_MAX` views, and `CARDS_MAX` cards, the ones least recently told going first.
+"""
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+import numpy as np
+from trimtab_core.chunks import U32, U64
+from trimtab_core.model_card import ModelCard
+from trimtab_core.placement import Bools
+from trimtab_core.scheduler import Scheduler
+from trimtab_state import ControlDocument, Heartbeat, Policy
+
+from trimtab_extproc.endpoint_table import EndpointTable
+from trimtab_extproc.model_view import ModelView, build_view
+
+log = logging.getLogger(__name__)
+
+VIEWS_MAX = 256
+CARDS_MAX = 256
+FORGET_AFTER_S = 30.0
+"""How long an endpoint that nobody names any more keeps its slot: late entries of the logs would open it again."""
+
+
+class FirstTokens(Protocol):
+    """Who wants to know that the KV events showed first tokens of our own reservations."""
+
+    def seen(self, reservation_ids: Iterable[int]) -> None: ...
+
+
+class FleetView:
+    """The pool as this replica knows it. All calls from one event loop."""
+
+    def __init__(
+        self, *, scheduler: Scheduler, table: EndpointTable, first_tokens: FirstTokens, clock: Callable[[], float]
+    ) -> None:
+        self._scheduler = scheduler
+        self._table = table
+        self._first_tokens = first_tokens
+        self._clock = clock
+        self._control: ControlDocument | None = None
+        self._members: dict[str, bool] = {}
+        """Names in the control document, and whether each is draining there."""
+        self._heartbeats: dict[str, Heartbeat] = {}
+        self._cards: dict[str, ModelCard] = {}
+        self._unsynced: set[str] = set()
+        self._orphans_since_s: dict[str, float] = {}
+        self._views: dict[str | None, ModelView] = {}
+        self._is_caught_up = False
+        self.is_connected = False
+
+    # What a decision asks.
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the pool was ever known as it is, members and chunks. It stays so: what is known stays."""
+        return self._is_caught_up and self._control is not None
+
+    @property
+    def policy(self) -> Policy:
+        """How to place; the default while nobody said."""
+        return self._control.policy if self._control is not None else Policy()
+
+    def view(self, model: str | None) -> ModelView:
+        """The pool for a model's name; None or an empty name is the engine's own default."""
+        key = model or None
+        view = self._views.get(key)
+        if view is None:
+            if len(self._views) >= VIEWS_MAX:
+                self._views.clear()
+            view = self._views[key] = build_view(
+                key,
+                members=[endpoint for name in self._members if (endpoint := self._table.named(name)) is not None],
+                draining={name for name, is_draining in self._members.items() if is_draining},
+                heartbeats=self._heartbeats,
+                cards=self._cards,
+                slot_count=self._scheduler.slot_count,
+            )
+        return view
+
+    def restricted(self, candidates: Bools, places: Iterable[str]) -> Bools:
+        """The candidates at these places (`ip:port`, or a bare IP for all its ports)."""
+        allowed = np.zeros(len(candidates), dtype=np.bool_)
+        for place in places:
+            for endpoint in self._table.at_place(place):
+                if endpoint.slot < len(allowed):
+                    allowed[endpoint.slot] = True
+        result: Bools = allowed & candidates
+        return result
+
+    def is_holding(self, name: str) -> bool:
+        """Whether an endpoint may still be sent what only it can answer: draining ones finish what they hold."""
+        heartbeat = self._heartbeats.get(name)
+        return name in self._members and (heartbeat is None or heartbeat.state in ("serving", "draining"))
+
+    def heartbeat(self, name: str) -> Heartbeat | None:
+        """The endpoint's last heartbeat, None if there is none (any more)."""
+        return self._heartbeats.get(name)
+
+    def is_unsynced(self, name: str) -> bool:
+        """Whether what is known of the endpoint's chunks may be wrong until its snapshot comes."""
+        return name in self._unsynced
+
+    def is_member(self, name: str) -> bool:
+        """Whether the control document names the endpoint."""
+        return name in self._members
+
+    @property
+    def member_count(self) -> int:
+        """Endpoints in the control document."""
+        return len(self._members)
+
+    def sweep(self, now_s: float) -> None:
+        """Forget endpoints that neither the control document nor a heartbeat has named for `FORGET_AFTER_S`."""
+        orphans = {
+            endpoint.name
+            for endpoint in self._table.all()
+            if endpoint.name not in self._members and endpoint.name not in self._heartbeats
+        }
+        self._orphans_since_s = {name: self._orphans_since_s.get(name, now_s) for name in orphans}
+        for name, since_s in list(self._orphans_since_s.items()):
+            if now_s - since_s >= FORGET_AFTER_S:
+                del self._orphans_since_s[name]
+                self._unsynced.discard(name)
+                self._table.forget(name)
+                self._views.clear()
+
+    # What the shared state tells (trimtab_state.PoolSink).
+
+    def on_connected(self, connected: bool) -> None:
+        self.is_connected = connected
+        self._is_caught_up |= connected
+        log.info("the shared state is %s", "current" if connected else "away: what is known stays")
+
+    def on_control(self, document: ControlDocument | None) -> None:
+        if document is None:
+            # Nobody has said anything about endpoints, which is not the same as saying that there are none.
+            return
+        self._control = document
+        self._members = {spec.name: spec.draining for spec in document.endpoints}
+        for name in self._members:
+            self._table.open(name)
+        self._views.clear()
+
+    def on_heartbeat(self, heartbeat: Heartbeat) -> None:
+        endpoint = self._table.open(heartbeat.endpoint)
+        if endpoint is None:
+            return
+        before = self._heartbeats.get(heartbeat.endpoint)
+        self._heartbeats[heartbeat.endpoint] = heartbeat
+        if (
+            before is None
+            or before.state != heartbeat.state
+            or before.models != heartbeat.models
+            or before.approximate != heartbeat.approximate
+        ):
+            self._views.clear()
+        self._scheduler.report(
+            endpoint.slot,
+            requests=heartbeat.running + heartbeat.waiting,
+            block_tokens=heartbeat.block_tokens,
+            kv_capacity_tokens=heartbeat.kv_capacity_tokens,
+            now_s=self._clock(),
+        )
+
+    def on_heartbeat_gone(self, endpoint: str) -> None:
+        if self._heartbeats.pop(endpoint, None) is not None:
+            self._views.clear()
+
+    def on_card(self, digest: str, data: bytes) -> None:
+        try:
+            card = ModelCard.decode(data)
+        except ValueError as error:
+            log.warning("the model card %s cannot be read: %s", digest, error)
+            return
+        self._cards.pop(digest, None)
+        self._cards[digest] = card
+        while len(self._cards) > CARDS_MAX:
+            del self._cards[next(iter(self._cards))]
+        self._views.clear()
+
+    def on_kv_changes(self, endpoint: str, added: U64, tokens: U32, removed: U64) -> None:
+        slot = self._slot(endpoint)
+        if slot is not None:
+            self._seen(self._scheduler.kv_apply(slot, added, tokens, removed, self._clock()))
+
+    def on_kv_replace(self, endpoint: str, hashes: U64, tokens: U32) -> None:
+        slot = self._slot(endpoint)
+        if slot is not None:
+            self._unsynced.discard(endpoint)
+            self._seen(self._scheduler.kv_replace(slot, hashes, tokens, self._clock()))
+
+    def on_kv_clear(self, endpoint: str) -> None:
+        slot = self._slot(endpoint)
+        if slot is not None:
+            self._unsynced.discard(endpoint)
+            self._scheduler.kv_clear(slot)
+
+    def on_kv_unsynced(self, endpoint: str) -> None:
+        if self._slot(endpoint) is not None:
+            self._unsynced.add(endpoint)
+
+    def on_peer_reserve(
+        self, incarnation: int, reservation_id: int, endpoint: str, p_tokens: int, batch: int, hashes: U64, tokens: U32
+    ) -> None:
+        slot = self._slot(endpoint)
+        if slot is not None:
+            self._scheduler.peer_reserve(
+                incarnation, reservation_id, slot, p_tokens, batch, hashes, tokens, self._clock()
+            )
+
+    def on_peer_first_token(self, incarnation: int, reservation_id: int) -> None:
+        self._scheduler.peer_first_token(incarnation, reservation_id, self._clock())
+
+    def on_peer_moved(self, incarnation: int, reservation_id: int, endpoint: str) -> None:
+        slot = self._slot(endpoint)
+        if slot is not None:
+            self._scheduler.peer_move(incarnation, reservation_id, slot, self._clock())
+
+    def on_peer_finished(self, incarnation: int, reservation_id: int) -> None:
+        self._scheduler.peer_finish(incarnation, reservation_id, self._clock())
+
+    def on_peer_gone(self, incarnation: int) -> None:
+        self._scheduler.peer_drop(incarnation, self._clock())
+
+    def on_lease_lost(self) -> None:
+        log.warning("our lease had expired: open reservations are published again under a new incarnation")
+
+    def _slot(self, name: str) -> int | None:
+        endpoint = self._table.open(name)
+        return None if endpoint is None else endpoint.slot
+
+    def _seen(self, reservation_ids: U64) -> None:
+        if len(reservation_ids):
+            self._first_tokens.seen(reservation_ids.tolist())

@@ -1,0 +1,293 @@
+"""Chooses an endpoint for one complete request.
+
+The one rule: choosing and reserving are one step, `_place`, in which nothing is awaited. What comes before it (parsing,
+rendering, hashing) may be awaited and holds nothing; whatever goes wrong there costs the prefix, not the request, which
+is then routed by load with the reason counted. It never chooses at random.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from trimtab_core.placement import I8, Bools, Placement, PlacementRequest, Prompt
+from trimtab_core.scheduler import Scheduler
+
+from trimtab_extproc.decisions import Decision, DecisionLog
+from trimtab_extproc.endpoint_table import Endpoint, EndpointTable
+from trimtab_extproc.errors import NotReady
+from trimtab_extproc.events import Placed, Refused
+from trimtab_extproc.fleet_view import FleetView
+from trimtab_extproc.formats.parse import parse_request
+from trimtab_extproc.formats.parsed_request import Kind, ParsedRequest
+from trimtab_extproc.formats.prompts import NO_CHAIN, Rendering, rendering_for
+from trimtab_extproc.model_view import ModelView, Variant
+from trimtab_extproc.offload import Offload, OffloadOverflow
+from trimtab_extproc.replies import Decide
+from trimtab_extproc.reservations import Reservations
+from trimtab_extproc.response_directory import ResponseDirectory
+from trimtab_extproc.telemetry import Telemetry
+
+log = logging.getLogger(__name__)
+
+TEST_SELECTION_HEADER = "test-epp-endpoint-selection"
+
+CANONICAL = Variant(digest=None, card=None, lora_name=None)
+"""Rendered where no endpoint tells how it renders: no prefix is claimed then, but the size of the prompt counts."""
+_GUESSED_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+_BUSY_MESSAGES = {
+    "endpoints_full": "every endpoint of the pool is at its limit",
+    "too_many_open": "the gateway has too many requests in progress",
+}
+_NO_TEXT_REASONS = frozenset({"path", "content_type", "encoding"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PickerSettings:
+    """What all decisions of a process share."""
+
+    seed: int
+    """The pool's hash seed."""
+    is_conformance_test: bool = False
+    """Obey the request header that names the endpoints to choose from. Never where clients are not trusted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A request with its prompts hashed: all that the choice needs besides the fleet."""
+
+    parsed: ParsedRequest
+    variants: tuple[Variant, ...] = ()
+    renderings: tuple[Rendering, ...] = ()
+    """One per variant. Empty: no text is known, the choice goes by load."""
+    prompts: tuple[tuple[Prompt, ...], ...] = ()
+    """The same as the scheduler wants it: [engine prompts][variants]."""
+    reason: str | None = None
+    """Why the prompts are not known; None: they are."""
+    holder: str | None = None
+    """The endpoint that alone can answer."""
+
+
+class Picker:
+    """Chooses endpoints. All calls from one event loop."""
+
+    def __init__(
+        self,
+        *,
+        scheduler: Scheduler,
+        table: EndpointTable,
+        fleet: FleetView,
+        reservations: Reservations,
+        responses: ResponseDirectory,
+        offload: Offload,
+        telemetry: Telemetry,
+        decisions: DecisionLog,
+        settings: PickerSettings,
+        clock: Callable[[], float],
+    ) -> None:
+        self._scheduler = scheduler
+        self._table = table
+        self._fleet = fleet
+        self._reservations = reservations
+        self._responses = responses
+        self._offload = offload
+        self._telemetry = telemetry
+        self._decisions = decisions
+        self._settings = settings
+        self._clock = clock
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a choice can be made at all."""
+        return self._fleet.is_ready
+
+    async def pick(self, request: Decide) -> Placed | Refused:
+        """An endpoint, reserved, or the refusal to tell the client. Raises NotReady."""
+        if not self._fleet.is_ready:
+            raise NotReady("the pool's members are not known yet")
+        started_s = self._clock()
+        prepared = await self._prepare(request)
+        # From here to the return nothing is awaited.
+        now_s = self._clock()
+        outcome = self._place(request, prepared, now_s)
+        self._telemetry.decided(seconds=self._clock() - started_s)
+        return outcome
+
+    # Before the choice.
+
+    async def _prepare(self, request: Decide) -> Prepared:
+        headers, body = request.headers, request.body
+        if not request.is_body_known:
+            length = headers.get("content-length", "")
+            size_bytes = int(length) if length.isascii() and length.isdecimal() and len(length) < 12 else 0
+            return _unknown("body_not_shown", ParsedRequest(), size_bytes=size_bytes)
+        try:
+            parsed = await self._offload.run(len(body), lambda: _parse(headers, body))
+        except OffloadOverflow as overflow:
+            return _unknown(overflow.reason, ParsedRequest(), size_bytes=len(body))
+        holder = None
+        stateful_id = parsed.response_id or parsed.previous_response_id
+        if stateful_id is not None:
+            holder = await self._responses.endpoint_of(stateful_id)
+        if not parsed.sources:
+            # A body that is no JSON (an upload, say) tells nothing about tokens.
+            size_bytes = 0 if parsed.reason in _NO_TEXT_REASONS else len(body)
+            return _unknown(parsed.reason or "no_prompt", parsed, size_bytes=size_bytes, holder=holder)
+        variants = self._fleet.view(parsed.model).variants or (CANONICAL,)
+        try:
+            renderings = await self._offload.run(len(body), lambda: _render(parsed, variants, self._settings.seed))
+        except OffloadOverflow as overflow:
+            return _unknown(overflow.reason, parsed, size_bytes=len(body), holder=holder)
+        except Exception:
+            # A bug in rendering must cost a cache hit, not the service.
+            log.exception("rendering failed")
+            return _unknown("render_failed", parsed, size_bytes=len(body), holder=holder)
+        return Prepared(
+            parsed=parsed,
+            variants=variants,
+            renderings=renderings,
+            prompts=tuple(zip(*(rendering.prompts for rendering in renderings), strict=True)),
+            holder=holder,
+        )
+
+    # The choice.
+
+    def _place(self, request: Decide, prepared: Prepared, now_s: float) -> Placed | Refused:
+        parsed = prepared.parsed
+        view = self._fleet.view(parsed.model)
+        candidates, is_restricted = self._candidates(request, prepared, view)
+        policy = self._fleet.policy
+        variant_of_slot = _variants_of_slots(view, prepared)
+        outcome = self._scheduler.place(
+            PlacementRequest(
+                prompts=prepared.prompts,
+                variant_of_slot=variant_of_slot,
+                exact=view.exact,
+                candidates=candidates,
+                tokens_per_byte=view.tokens_per_byte,
+                batch=parsed.sequences,
+                cache_reads=parsed.cache_reads,
+                policy=policy.policy,
+                batch_max=policy.batch_limit,
+            ),
+            now_s,
+        )
+        if not isinstance(outcome, Placement):
+            return self._refused(outcome.reason, outcome.retry_after_s, is_restricted=is_restricted)
+        endpoint = self._table.at_slot(outcome.slot)
+        assert endpoint is not None, "the scheduler chooses among the slots that it was given"
+        reason = prepared.reason or view.approximate_reasons.get(outcome.slot)
+        detail = ""
+        variant = int(variant_of_slot[outcome.slot])
+        if prepared.renderings and variant >= 0:
+            detail = prepared.renderings[variant].reason
+            if detail and reason is None:
+                reason = "not_rendered"
+        self._reservations.opened(outcome, endpoint, batch=parsed.sequences, model_label=view.model_label)
+        # Without a prompt (a list of models, say) there is nothing to know, and no first token to wait for.
+        is_blind = reason is not None and bool(prepared.prompts)
+        self._telemetry.placed(outcome, approximate_reason=reason if is_blind else None, model_label=view.model_label)
+        self._decisions.add(
+            Decision(
+                time_s=now_s,
+                request_id=request.headers.get("x-request-id", ""),
+                kind=parsed.kind.value,
+                model=view.model_label,
+                endpoint=endpoint.name,
+                placement=outcome,
+                approximate=reason,
+                approximate_detail=detail,
+                candidates=candidates,
+                excluded=_excluded(view, candidates),
+                policy=policy.policy,
+            )
+        )
+        return Placed(
+            reservation_id=outcome.reservation_id,
+            endpoint=endpoint.name,
+            destination=self._destination(endpoint, outcome.alternatives),
+            rank=endpoint.rank,
+            is_first_token_wanted=is_blind,
+            is_id_wanted=parsed.kind is Kind.RESPONSES,
+        )
+
+    def _candidates(self, request: Decide, prepared: Prepared, view: ModelView) -> tuple[Bools, bool]:
+        """Who may be chosen, and whether the request itself narrowed that down."""
+        candidates, is_restricted = view.candidates, False
+        if prepared.holder is not None and self._fleet.is_holding(prepared.holder):
+            holder = self._table.named(prepared.holder)
+            if holder is not None:
+                # It may be draining: what it holds it must still answer.
+                candidates = np.zeros(self._scheduler.slot_count, dtype=np.bool_)
+                candidates[holder.slot] = True
+        if request.subset is not None:
+            candidates, is_restricted = self._fleet.restricted(candidates, request.subset), True
+        if self._settings.is_conformance_test:
+            wanted = request.headers.get(TEST_SELECTION_HEADER)
+            if wanted is not None:
+                places = [place.strip() for place in wanted.split(",")]
+                candidates, is_restricted = self._fleet.restricted(candidates, places), True
+        return candidates, is_restricted
+
+    def _destination(self, endpoint: Endpoint, alternatives: tuple[int, ...]) -> str:
+        """The choice and the fallbacks for the gateway's retries: only those that the same rank header suits."""
+        addresses = [endpoint.address]
+        for slot in alternatives:
+            other = self._table.at_slot(slot)
+            if other is not None and other.rank == endpoint.rank and other.address not in addresses:
+                addresses.append(other.address)
+        return ",".join(addresses)
+
+    def _refused(self, reason: str, retry_after_s: float, *, is_restricted: bool) -> Refused:
+        if reason == "no_endpoints":
+            self._telemetry.rejected(reason="subset_empty" if is_restricted else reason)
+            message = (
+                "no endpoint that the gateway allows can take the request"
+                if is_restricted
+                else "no endpoint of the pool can take the request"
+            )
+            return Refused(status=503, reason=reason, message=message, retry_after_s=None)
+        self._telemetry.rejected(reason=reason)
+        message = _BUSY_MESSAGES.get(reason, "the pool cannot take more requests now")
+        return Refused(status=429, reason=reason, message=message, retry_after_s=retry_after_s)
+
+
+def _excluded(view: ModelView, candidates: Bools) -> Mapping[int, str]:
+    """Why members of the pool were no candidates, the request's own narrowing included."""
+    if candidates is view.candidates:
+        return view.excluded
+    left_out = np.flatnonzero(view.candidates & ~candidates[: len(view.candidates)]).tolist()
+    return {**dict.fromkeys(left_out, "outside the request's subset"), **view.excluded}
+
+
+def _parse(headers: Mapping[str, str], body: bytes) -> ParsedRequest:
+    """The request as its format says. Runs on any thread."""
+    method = headers.get(":method", "POST" if body else "GET")
+    path = headers.get(":path", "")
+    if path or not body:
+        return parse_request(method, path, headers, body)
+    # Some gateways send no path: the body's own shape tells the format.
+    guesses = (parse_request("POST", guess, headers, body) for guess in _GUESSED_PATHS)
+    return next((parsed for parsed in guesses if parsed.sources), ParsedRequest(reason="path"))
+
+
+def _unknown(reason: str, parsed: ParsedRequest, *, size_bytes: int, holder: str | None = None) -> Prepared:
+    """A request of which no more is known than about how large it is."""
+    prompts = ((Prompt(chain=NO_CHAIN, size_bytes=size_bytes),),) if size_bytes else ()
+    return Prepared(parsed=parsed, prompts=prompts, reason=reason, holder=holder)
+
+
+def _render(parsed: ParsedRequest, variants: tuple[Variant, ...], seed: int) -> tuple[Rendering, ...]:
+    """Every engine prompt in every variant. Runs on any thread."""
+    return tuple(rendering_for(parsed, variant.card, variant.lora_name, seed) for variant in variants)
+
+
+def _variants_of_slots(view: ModelView, prepared: Prepared) -> I8:
+    """The view's variants as indices into the prepared prompts; the fleet may have changed since they were rendered."""
+    if view.variants is prepared.variants or not view.variants:
+        return view.variant_of_slot
+    rendered = {variant.key: index for index, variant in enumerate(prepared.variants)}
+    # One more entry, so that the index -1 of a slot without a variant stays -1.
+    new_index = np.array([rendered.get(variant.key, -1) for variant in view.variants] + [-1], dtype=np.int8)
+    translated: I8 = new_index[view.variant_of_slot]
+    return translated

@@ -1,0 +1,170 @@
+"""The reservations of this replica that are open: where each step is booked in the scheduler and told to the others.
+
+The one rule: the scheduler's change and the entry in the load log are made in one step, without anything awaited
+between them, and a step that the scheduler does not know (any more) is not told. Nothing here fails.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from trimtab_core.chunks import U32, U64
+from trimtab_core.placement import Placement
+from trimtab_core.scheduler import Scheduler
+from trimtab_state import OpenReservation
+
+from trimtab_extproc.endpoint_table import Endpoint, EndpointTable
+
+
+class LoadLog(Protocol):
+    """Where a replica tells the others of its reservations: the shared state's LoadPublisher."""
+
+    def reserve(
+        self,
+        reservation_id: int,
+        endpoint: str,
+        p_tokens: int,
+        batch: int,
+        sample_hashes: U64,
+        sample_tokens: U32,
+    ) -> None: ...
+
+    def first_token(self, reservation_id: int) -> None: ...
+
+    def moved(self, reservation_id: int, endpoint: str) -> None: ...
+
+    def finished(self, reservation_id: int) -> None: ...
+
+
+class Observer(Protocol):
+    """Who counts what happens to reservations."""
+
+    def moved(self, *, is_known: bool) -> None: ...
+
+    def used(self, *, model_label: str, predicted_tokens: int, prompt_tokens: int, cached_tokens: int) -> None: ...
+
+
+class Responses(Protocol):
+    """Who remembers which endpoint made a response."""
+
+    def remember(self, response_id: str, endpoint: str) -> None: ...
+
+
+@dataclass(slots=True, kw_only=True)
+class Open:
+    """One open reservation."""
+
+    endpoint: Endpoint
+    """Where it is now."""
+    predicted_tokens: int
+    """The hit that the choice counted on."""
+    model_label: str
+
+
+class Reservations:
+    """Implements the exchange's Ledger. All calls from one event loop."""
+
+    def __init__(
+        self,
+        *,
+        scheduler: Scheduler,
+        table: EndpointTable,
+        observer: Observer,
+        responses: Responses,
+    ) -> None:
+        self._scheduler = scheduler
+        self._table = table
+        self._observer = observer
+        self._responses = responses
+        self._open: dict[int, Open] = {}
+        self.load_log: LoadLog | None = None
+        """Set once by the composition root: the log itself asks us for what is open."""
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def opened(self, placement: Placement, endpoint: Endpoint, *, batch: int, model_label: str) -> None:
+        """A placement was made: tell it to the others."""
+        hit_tokens = placement.hit_tokens
+        self._open[placement.reservation_id] = Open(
+            endpoint=endpoint,
+            predicted_tokens=int(hit_tokens[endpoint.slot]) if endpoint.slot < len(hit_tokens) else 0,
+            model_label=model_label,
+        )
+        if self.load_log is not None:
+            self.load_log.reserve(
+                placement.reservation_id,
+                endpoint.name,
+                placement.p_own_tokens,
+                batch,
+                placement.sample_hashes,
+                placement.sample_tokens,
+            )
+
+    def first_token(self, reservation_id: int, *, now_s: float) -> None:
+        """The first token was seen in the response."""
+        if self._scheduler.first_token(reservation_id, now_s) and self.load_log is not None:
+            self.load_log.first_token(reservation_id)
+
+    def seen(self, reservation_ids: Iterable[int]) -> None:
+        """The scheduler took these first tokens as seen by itself: from KV events, or by the prefill rate."""
+        if self.load_log is not None:
+            for reservation_id in reservation_ids:
+                self.load_log.first_token(reservation_id)
+
+    def served(self, reservation_id: int, address: str, *, now_s: float) -> None:
+        """The endpoint that really served; the reservation moves with the request."""
+        entry = self._open.get(reservation_id)
+        if entry is None or entry.endpoint.address == address:
+            return
+        at_address = self._table.at_place(address)
+        if not at_address:
+            # A gateway or mesh between us and the endpoint: no ground to believe that the choice was not followed.
+            self._observer.moved(is_known=False)
+            return
+        rank = entry.endpoint.rank
+        target = next((endpoint for endpoint in at_address if endpoint.rank == rank), at_address[0])
+        entry.endpoint = target
+        self._observer.moved(is_known=True)
+        if self._scheduler.move(reservation_id, target.slot, now_s) and self.load_log is not None:
+            self.load_log.moved(reservation_id, target.name)
+
+    def named(self, reservation_id: int, response_id: str) -> None:
+        """The response has this id, and later requests may name it."""
+        entry = self._open.get(reservation_id)
+        if entry is not None:
+            self._responses.remember(response_id, entry.endpoint.name)
+
+    def used(self, reservation_id: int, *, prompt_tokens: int, cached_tokens: int) -> None:
+        """What the engine counted for the request."""
+        entry = self._open.get(reservation_id)
+        if entry is not None:
+            self._observer.used(
+                model_label=entry.model_label,
+                predicted_tokens=entry.predicted_tokens,
+                prompt_tokens=prompt_tokens,
+                cached_tokens=cached_tokens,
+            )
+
+    def finished(self, reservation_id: int, *, now_s: float) -> None:
+        """The exchange is over."""
+        if self._open.pop(reservation_id, None) is None:
+            return
+        self._scheduler.finish(reservation_id, now_s)
+        if self.load_log is not None:
+            self.load_log.finished(reservation_id)
+
+    def for_lease(self) -> list[OpenReservation]:
+        """What the lease says: every open reservation as the scheduler knows it."""
+        return [
+            OpenReservation(
+                reservation_id=record.reservation_id,
+                endpoint=endpoint.name,
+                p_tokens=record.p_tokens,
+                batch=record.batch,
+                sample_hashes=record.sample_hashes,
+                sample_tokens=record.sample_tokens,
+            )
+            for record in self._scheduler.open_reservations()
+            if (endpoint := self._table.at_slot(record.slot)) is not None
+        ]
