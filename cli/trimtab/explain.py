@@ -1,0 +1,121 @@
+"""`trimtab explain`: the last decisions of running pickers, each with what every endpoint had to offer.
+
+Its one rule: it shows what the picker wrote down at the moment of the choice and computes nothing anew. It must not
+change anything in the picker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import aiohttp
+
+from trimtab.errors import UsageError
+
+LAST_MAX: Final = 256
+"""Decisions that a picker keeps."""
+TIMEOUT_S: Final = 10.0
+_COLUMNS: Final = ("endpoint", "hit", "queued", "P", "B", "score = P x B")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplainOptions:
+    """What to show."""
+
+    urls: tuple[str, ...]
+    """Metrics ports of the pickers to ask: each one knows its own decisions only."""
+    last: int
+    """How many decisions, the newest of all pickers together."""
+    as_json: bool
+
+
+def explain(options: ExplainOptions) -> str:
+    """The text to print. Raises UsageError where no picker answers."""
+    decisions = asyncio.run(_fetch_all(options))
+    if options.as_json:
+        return json.dumps(decisions, indent=2)
+    if not decisions:
+        return "No decision yet: send a request through the gateway first."
+    return "\n\n".join(as_table(decision) for decision in reversed(decisions))
+
+
+def as_table(decision: Mapping[str, Any]) -> str:
+    """One decision as lines: the request, then a row for each endpoint, best first."""
+    rows = [_row(endpoint) for endpoint in decision["endpoints"]]
+    widths = [max(len(row[column]) for row in [_COLUMNS, *rows]) for column in range(len(_COLUMNS))]
+    lines = [_title(decision), _aligned(_COLUMNS, widths)]
+    for row, endpoint in zip(rows, decision["endpoints"], strict=True):
+        mark = "<--" if endpoint["verdict"].startswith("won") else "   "
+        lines.append(f"{_aligned(row, widths)}  {mark} {endpoint['verdict']}")
+    hidden = decision["candidate_count"] - sum(1 for e in decision["endpoints"] if e["batch"] is not None)
+    if hidden > 0:
+        lines.append(f"  and {hidden} more")
+    if decision.get("approximate"):
+        detail = f" ({decision['approximate_detail']})" if decision.get("approximate_detail") else ""
+        lines.append(f"  The prefix is not known exactly: {decision['approximate']}{detail}")
+    return "\n".join(lines)
+
+
+def _title(decision: Mapping[str, Any]) -> str:
+    parts = [
+        f"{decision['age_s']:.1f} s ago",
+        f"{decision['kind']} for {decision['model']}",
+        f"{decision['prompt_tokens']} prompt tokens",
+    ]
+    if decision.get("request_id"):
+        parts.append(f"request {decision['request_id']}")
+    if decision.get("picker"):
+        parts.append(f"picker {decision['picker']}")
+    return ", ".join(parts)
+
+
+def _row(endpoint: Mapping[str, Any]) -> tuple[str, ...]:
+    return (
+        endpoint["endpoint"],
+        _number(endpoint.get("hit_tokens")),
+        _number(endpoint.get("queued_tokens")),
+        _number(endpoint.get("p_tokens")),
+        _number(endpoint.get("batch")),
+        _number(endpoint.get("score")),
+    )
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}"
+
+
+def _aligned(cells: Sequence[str], widths: Iterable[int]) -> str:
+    name_width, *number_widths = widths
+    numbers = "  ".join(cell.rjust(width) for cell, width in zip(cells[1:], number_widths, strict=True))
+    return f"  {cells[0].ljust(name_width)}  {numbers}"
+
+
+async def _fetch_all(options: ExplainOptions) -> list[dict[str, Any]]:
+    """The newest `last` decisions of all pickers, newest first."""
+    timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
+    async with aiohttp.ClientSession(timeout=timeout) as session:
+        answers = await asyncio.gather(*(_fetch(session, url, options.last) for url in options.urls))
+    decisions = [decision for answer in answers for decision in answer]
+    return sorted(decisions, key=lambda decision: float(decision["age_s"]))[: options.last]
+
+
+async def _fetch(session: aiohttp.ClientSession, url: str, last: int) -> list[dict[str, Any]]:
+    page = f"{url.rstrip('/')}/decisions?count={last}"
+    try:
+        async with session.get(page) as response:
+            if response.status != 200:
+                raise UsageError(f"--url {url}: {page} answered {response.status}; is this a picker's metrics port?")
+            document = await response.json(content_type=None)
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        reason = str(error) or type(error).__name__
+        raise UsageError(
+            f"--url {url}: no picker answers there ({reason}). `trimtab local` prints its pickers' URLs; in a cluster, "
+            "forward port 9090 of a picker's pod: kubectl port-forward deploy/trimtab-POOL 9090"
+        ) from error
+    except ValueError as error:
+        raise UsageError(f"--url {url}: {page} is no JSON; is this a picker's metrics port?") from error
+    return [{**decision, "picker": url} for decision in document["decisions"]]
