@@ -1,0 +1,160 @@
+"""What the shared state tells, and what a replica makes of it."""
+
+import numpy as np
+import pytest
+from picker_rig import CARD, DIGEST, PickerRig
+from trimtab_extproc import fleet_view
+from trimtab_extproc.fleet_view import FORGET_AFTER_S
+from trimtab_state import Policy, ServedModel
+
+A, B = "10.0.0.1:8000", "10.0.0.2:8000"
+NONE = (np.empty(0, dtype=np.uint64), np.empty(0, dtype=np.uint32))
+
+
+@pytest.fixture
+def rig() -> PickerRig:
+    return PickerRig()
+
+
+def test_a_missing_control_document_says_nothing_about_endpoints(rig: PickerRig) -> None:
+    rig.announce(A, B)
+    rig.fleet.on_control(None)
+    assert rig.fleet.view("m").candidates.sum() == 2
+    assert rig.fleet.is_ready
+
+
+def test_readiness_needs_the_members_and_one_sight_of_the_whole_state(rig: PickerRig) -> None:
+    rig.fleet.on_connected(True)
+    assert not rig.fleet.is_ready
+    other = PickerRig()
+    other.announce(A)
+    assert other.fleet.is_ready
+    other.fleet.on_connected(False)
+    assert other.fleet.is_ready
+
+
+def test_the_policy_is_the_documents_and_good_without_one(rig: PickerRig) -> None:
+    assert rig.fleet.policy.policy == "product"
+    rig.announce(A, policy=Policy(policy="round_robin", batch_limit=3))
+    assert (rig.fleet.policy.policy, rig.fleet.policy.batch_limit) == ("round_robin", 3)
+
+
+def test_a_view_is_kept_until_something_that_it_shows_changes(rig: PickerRig) -> None:
+    rig.announce(A, B)
+    view = rig.fleet.view("m")
+    rig.beat(A, running=5)
+    assert rig.fleet.view("m") is view
+    rig.beat(A, state="asleep")
+    assert rig.fleet.view("m") is not view
+    for change in (
+        lambda: rig.beat(A, models={}),
+        lambda: rig.beat(A, approximate="hybrid"),
+        lambda: rig.fleet.on_heartbeat_gone(A),
+        lambda: rig.fleet.on_card("new", CARD.encode()),
+        lambda: rig.announce(A),
+    ):
+        view = rig.fleet.view("m")
+        change()
+        assert rig.fleet.view("m") is not view
+
+
+def test_views_are_bounded(rig: PickerRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet_view, "VIEWS_MAX", 3)
+    rig.announce(A)
+    for index in range(10):
+        assert rig.fleet.view(f"model-{index}").candidates.sum() == 1
+    assert len(rig.fleet._views) <= 3
+
+
+def test_a_heartbeat_that_is_gone_leaves_a_candidate_by_load(rig: PickerRig) -> None:
+    rig.announce(A)
+    assert rig.fleet.view("m").exact.tolist() == [True]
+    rig.fleet.on_heartbeat_gone(A)
+    rig.fleet.on_heartbeat_gone(A)
+    view = rig.fleet.view("m")
+    assert (view.candidates.tolist(), view.exact.tolist()) == ([True], [False])
+
+
+def test_a_heartbeat_tells_of_requests_that_came_past_us(rig: PickerRig) -> None:
+    rig.announce(A)
+    rig.beat(A, running=3, waiting=2)
+    assert rig.scheduler.load().external.tolist() == [5]
+
+
+def test_a_heartbeat_alone_makes_no_candidate(rig: PickerRig) -> None:
+    rig.announce(A)
+    rig.beat(B)
+    assert rig.table.named(B) is not None
+    assert rig.fleet.view("m").candidates.sum() == 1
+
+
+def test_a_card_that_cannot_be_read_is_none(rig: PickerRig) -> None:
+    rig.announce(A)
+    rig.fleet.on_card("broken", b"\xc1")
+    rig.beat(A, models={"m": ServedModel(card="broken")})
+    assert rig.fleet.view("m").approximate_reasons == {0: "no_card"}
+
+
+def test_cards_are_bounded_and_the_oldest_goes(rig: PickerRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet_view, "CARDS_MAX", 2)
+    rig.announce(A)
+    rig.fleet.on_card("b", CARD.encode())
+    assert rig.fleet.view("m").exact.all()
+    rig.fleet.on_card("c", CARD.encode())
+    assert not rig.fleet.view("m").exact.any()
+    rig.fleet.on_card(DIGEST, CARD.encode())
+    assert rig.fleet.view("m").exact.all()
+
+
+def test_chunks_follow_changes_snapshots_and_clears(rig: PickerRig) -> None:
+    rig.announce(A)
+    slot = rig.fleet.view("m").candidates.argmax()
+    hashes, tokens = np.array([3, 5], dtype=np.uint64), np.array([16, 32], dtype=np.uint32)
+
+    def held() -> list[int]:
+        return rig.scheduler.kv_export(int(slot))[0].tolist()
+
+    rig.fleet.on_kv_changes(A, hashes, tokens, NONE[0])
+    assert held() == [3, 5]
+    rig.fleet.on_kv_unsynced(A)
+    assert rig.fleet.is_unsynced(A)
+    rig.fleet.on_kv_replace(A, hashes[:1], tokens[:1])
+    assert held() == [3]
+    assert not rig.fleet.is_unsynced(A)
+    rig.fleet.on_kv_clear(A)
+    assert held() == []
+
+
+def test_peers_reservations_count_move_and_end(rig: PickerRig) -> None:
+    rig.announce(A, B)
+    rig.fleet.on_peer_reserve(9, 1, A, 500, 2, *NONE)
+    rig.fleet.on_peer_reserve(9, 2, A, 500, 1, *NONE)
+    rig.fleet.on_peer_reserve(9, 2, A, 500, 1, *NONE)
+    assert rig.requests() == {A: 3, B: 0}
+    rig.fleet.on_peer_first_token(9, 1)
+    rig.fleet.on_peer_moved(9, 1, B)
+    assert rig.requests() == {A: 1, B: 2}
+    rig.fleet.on_peer_finished(9, 1)
+    rig.fleet.on_peer_finished(9, 1)
+    assert rig.requests() == {A: 1, B: 0}
+    rig.fleet.on_peer_gone(9)
+    assert rig.requests() == {A: 0, B: 0}
+    rig.scheduler.check_invariants()
+
+
+def test_endpoints_that_nobody_names_are_forgotten_after_a_while_and_others_never(rig: PickerRig) -> None:
+    rig.announce(A)
+    rig.fleet.on_kv_changes(B, *NONE, NONE[0])
+    rig.fleet.sweep(rig.now_s)
+    rig.fleet.sweep(rig.now_s + FORGET_AFTER_S - 1)
+    assert rig.table.named(B) is not None
+    rig.beat(B)
+    rig.fleet.sweep(rig.now_s + FORGET_AFTER_S + 1)
+    assert rig.table.named(B) is not None
+    rig.fleet.on_heartbeat_gone(B)
+    rig.fleet.sweep(rig.now_s + FORGET_AFTER_S + 2)
+    rig.fleet.sweep(rig.now_s + 2 * FORGET_AFTER_S + 2)
+    assert rig.table.named(B) is None
+    assert rig.table.named(A) is not None
+    rig.fleet.on_peer_reserve(9, 1, B, 500, 2, *NONE)
+    assert rig.requests() == {A: 0, B: 2}

@@ -1,0 +1,105 @@
+"""Flags become settings, or a message that names what is wrong."""
+
+import io
+import json
+import logging
+from pathlib import Path
+
+import pytest
+from trimtab_core.chunks import pool_seed
+from trimtab_sidecar.json_log import VALUE_CHARS_MAX, log_json
+from trimtab_sidecar.settings import SettingsError, endpoint_address, engine_host, parse_settings, script_words
+
+NEEDED = ["--pool-name", "p", "--pool-namespace", "n", "--endpoint-host", "10.0.0.1"]
+ENV = {"TRIMTAB_STORE": "redis://store", "TRIMTAB_SECRET": "secret"}
+
+
+def test_the_least_that_is_needed_gives_the_defaults() -> None:
+    settings = parse_settings(NEEDED, ENV)
+    assert settings.engine_urls == ("http://127.0.0.1:8000",)
+    assert (settings.engine, settings.store_url, settings.kv_events) == ("vllm", "redis://store", None)
+    assert settings.seed == pool_seed(b"secret", "n", "p")
+    assert settings.scrape_s == 1.0
+
+
+def test_a_secret_from_a_file_comes_first_and_loses_its_line_end(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(b"another\n")
+    settings = parse_settings([*NEEDED, "--secret-file", str(tmp_path / "secret")], ENV)
+    assert settings.seed == pool_seed(b"another", "n", "p")
+
+
+def test_several_engines_and_their_args_are_taken() -> None:
+    args = ["vllm", "serve", "m", "--kv-events-config", "{}"]
+    settings = parse_settings(
+        [*NEEDED, "--engine-url", "http://a:1", "--engine-url", "http://a:2", "--engine-args", json.dumps(args)], ENV
+    )
+    assert settings.engine_urls == ("http://a:1", "http://a:2")
+    assert settings.engine_args == tuple(args)
+
+
+@pytest.mark.parametrize(
+    ("more", "env"),
+    [
+        ([], {"TRIMTAB_SECRET": "s"}),
+        ([], {"TRIMTAB_STORE": "redis://store"}),
+        (["--secret-file", "/nothing/here"], ENV),
+        (["--engine-args", "not json"], ENV),
+        (["--engine-args", '{"a": 1}'], ENV),
+        (["--scrape-s", "0"], ENV),
+        (["--checkpoint-s", "nan"], ENV),
+    ],
+)
+def test_what_makes_no_sense_is_refused(more: list[str], env: dict[str, str]) -> None:
+    with pytest.raises(SettingsError):
+        parse_settings([*NEEDED, *more], env)
+
+
+@pytest.mark.parametrize(
+    ("host", "url", "name"),
+    [
+        ("10.0.0.1", "http://127.0.0.1:8000", "10.0.0.1:8000"),
+        ("10.0.0.1", "http://localhost/", "10.0.0.1:80"),
+        ("fd00::1", "http://127.0.0.1:8000", "[fd00::1]:8000"),
+        ("[fd00::1]", "https://127.0.0.1", "[fd00::1]:443"),
+    ],
+)
+def test_the_endpoint_is_named_by_the_pods_address_and_the_engines_port(host: str, url: str, name: str) -> None:
+    assert endpoint_address(host, url) == name
+
+
+@pytest.mark.parametrize(("host", "url"), [("pod-1", "http://a:1"), ("10.0.0.1", "http://a:port")])
+def test_an_endpoint_that_has_no_name_is_refused(host: str, url: str) -> None:
+    with pytest.raises(SettingsError):
+        endpoint_address(host, url)
+
+
+def test_the_engines_host_is_that_of_its_url() -> None:
+    assert engine_host("http://[::1]:8000") == "::1"
+    assert engine_host("http://localhost:8000") == "localhost"
+
+
+def test_a_script_in_a_shell_is_taken_apart() -> None:
+    script = 'exec vllm serve m --kv-events-config \'{"publisher": "zmq"}\' # the pool\'s'
+    assert script_words(["/bin/bash", "-ec", script])[-1] == '{"publisher": "zmq"}'
+    assert script_words(["vllm", "serve", "m"]) == ("vllm", "serve", "m")
+
+
+def test_logs_are_json_lines_with_the_values_that_were_named() -> None:
+    stream = io.StringIO()
+    root = logging.getLogger()
+    before = root.handlers[:], root.level
+    try:
+        log_json("INFO", stream)
+        logging.getLogger("part").info("reached", extra={"engine": "e", "path": Path("/x"), "long": "y" * 9_999})
+        try:
+            raise ValueError("no")
+        except ValueError:
+            logging.getLogger("part").exception("failed")
+        logging.getLogger("part").debug("not shown")
+    finally:
+        root.handlers[:], root.level = before
+    first, second = map(json.loads, stream.getvalue().splitlines())
+    assert (first["message"], first["level"], first["logger"], first["engine"]) == ("reached", "info", "part", "e")
+    assert first["path"] == "/x"
+    assert len(first["long"]) == VALUE_CHARS_MAX
+    assert "ValueError: no" in second["exception"]

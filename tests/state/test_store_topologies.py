@@ -1,0 +1,172 @@
+"""The same pool over every kind of store: Unix socket, password, TLS, Sentinel, Cluster. All of them real servers."""
+
+import asyncio
+import ssl
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from pool_processes import KEYS, tasks, until
+from test_store_faults import World, started
+from trimtab_state import StateUnavailable, connect
+from valkey_server import ValkeyProcess, free_port, running
+
+
+async def lives(url: str) -> None:
+    """A whole pool works over this URL."""
+    world = World(url)
+    async with tasks(*world.all()):
+        await started(world)
+        for _ in range(5):
+            world.work(10)
+            await asyncio.sleep(0.02)
+        await world.settled("over this store")
+        world.lost_nothing()
+    await world.store.close()
+
+
+async def test_over_a_unix_socket(server: ValkeyProcess) -> None:
+    await lives(server.unix_url)
+
+
+async def test_in_another_database(server: ValkeyProcess) -> None:
+    await lives(server.url.removesuffix("/0") + "/3")
+    assert b"db3:" in server.command("INFO", "keyspace")
+
+
+async def test_with_a_user_and_password(server: ValkeyProcess) -> None:
+    server.command("ACL", "SETUSER", "pool", "on", ">p@ss/word", f"~{KEYS.prefix}*", "+@all", "-@dangerous")
+    server.command("ACL", "SETUSER", "default", "off")
+    await lives(server.url.replace("redis://", "redis://pool:p%40ss%2Fword@"))
+
+
+async def test_a_rotated_password_file_is_read_again(tmp_path: Path) -> None:
+    with running(password="first") as server:
+        secret = tmp_path / "password"
+        secret.write_text("first\n")
+        store = connect(f"redis://127.0.0.1:{server.port}?password_file={secret}")
+        assert await store.execute("PING")
+        server.command("CONFIG", "SET", "requirepass", "second")
+        server.accept("second")
+        server.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        with pytest.raises(StateUnavailable):
+            await asyncio.gather(*(store.execute("PING") for _ in range(3)))
+        secret.write_text("second\n")
+        assert await store.execute("PING")
+        await store.close()
+
+
+@asynccontextmanager
+async def tls_in_front_of(server: ValkeyProcess, folder: Path) -> AsyncIterator[tuple[int, Path]]:
+    """A port that speaks TLS for the server, and the certificate to trust. (The test server is built without TLS.)"""
+    key, certificate = folder / "key.pem", folder / "certificate.pem"
+    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    make = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    files = ["-keyout", str(key), "-out", str(certificate), "-days", "2"]
+    await asyncio.to_thread(subprocess.run, [*make, *files, *subject], check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while data := await reader.read(65_536):
+                writer.write(data)
+                await writer.drain()
+        except OSError:
+            pass
+        finally:
+            writer.close()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", server.port)
+        await asyncio.gather(pump(reader, inner_writer), pump(inner_reader, writer))
+
+    listener = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
+    try:
+        yield listener.sockets[0].getsockname()[1], certificate
+    finally:
+        listener.close()
+        await asyncio.sleep(0.05)
+
+
+async def test_over_tls_with_a_private_authority(server: ValkeyProcess, tmp_path: Path) -> None:
+    async with tls_in_front_of(server, tmp_path) as (port, certificate):
+        await lives(f"rediss://localhost:{port}?ssl_ca_certs={certificate}")
+
+
+async def test_a_certificate_that_is_not_trusted_is_a_store_that_is_away(server: ValkeyProcess, tmp_path: Path) -> None:
+    async with tls_in_front_of(server, tmp_path) as (port, _):
+        store = connect(f"rediss://localhost:{port}")
+        with pytest.raises(StateUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
+            await store.execute("PING")
+        await store.close()
+        store = connect(f"rediss://localhost:{port}?ssl_cert_reqs=none")
+        assert await store.execute("PING")
+        await store.close()
+
+
+async def test_sentinel_failover_is_followed() -> None:
+    port = free_port()
+    with running() as first, running() as second:
+        second.command("REPLICAOF", "127.0.0.1", str(first.port))
+        await until(lambda: b"master_link_status:up" in second.command("INFO", "replication"), "replication")
+        config = (
+            f"sentinel monitor main 127.0.0.1 {first.port} 1\n"
+            "sentinel down-after-milliseconds main 400\n"
+            "sentinel failover-timeout main 2000\n"
+        )
+        with running(config=config, arguments=["--sentinel"]) as sentinel:
+            await until(lambda: b"slaves=1" in sentinel.command("INFO", "sentinel"), "the sentinel knows the replica")
+            world = World(f"redis+sentinel://127.0.0.1:{sentinel.port},127.0.0.1:{port}/main")
+            async with tasks(*world.all()):
+                await started(world)
+                world.work()
+                first.kill()
+                await world.is_away()
+                world.work()
+                await until(lambda: b"role:master" in second.command("INFO", "replication"), "failover")
+                await world.settled("after the failover")
+                world.work()
+                await world.settled("and further on")
+                for replica in world.replicas:
+                    assert replica.mirror.gone_endpoints == []
+            await world.store.close()
+
+
+@asynccontextmanager
+async def cluster() -> AsyncIterator[tuple[ValkeyProcess, ValkeyProcess]]:
+    """Two nodes with half of the slots each."""
+    options = ["--cluster-enabled", "yes", "--cluster-node-timeout", "2000"]
+    with running(arguments=options) as one, running(arguments=options) as two:
+        one.command("CLUSTER", "ADDSLOTSRANGE", "0", "8191")
+        two.command("CLUSTER", "ADDSLOTSRANGE", "8192", "16383")
+        one.command("CLUSTER", "MEET", "127.0.0.1", str(two.port))
+        for node in (one, two):
+            await until(lambda node=node: b"cluster_state:ok" in node.command("CLUSTER", "INFO"), "cluster")
+            await until(lambda node=node: b"cluster_known_nodes:2" in node.command("CLUSTER", "INFO"), "cluster")
+        yield one, two
+
+
+async def test_over_a_cluster_all_keys_of_a_pool_are_on_one_node() -> None:
+    async with cluster() as (one, two):
+        await lives(f"redis+cluster://127.0.0.1:{one.port}")
+        sizes = sorted(int(node.command("DBSIZE")[1:]) for node in (one, two))
+        assert sizes[0] == 0
+        assert sizes[1] > 5
+
+
+async def test_a_cluster_node_that_was_killed_and_lost_its_data_is_filled_again() -> None:
+    async with cluster() as (one, two):
+        world = World(f"redis+cluster://127.0.0.1:{one.port},127.0.0.1:{two.port}")
+        async with tasks(*world.all()):
+            await started(world)
+            owner = one if int(one.command("DBSIZE")[1:]) else two
+            owner.kill()
+            await world.is_away()
+            world.work()
+            owner.start()
+            await world.settled("after the restart")
+            world.lost_nothing()
+        await world.store.close()
