@@ -1,7 +1,8 @@
 """The pool for one model name: who may be chosen, and how each of them renders a prompt.
 
 The one rule: a candidate is in the control document, does not say that it cannot serve, and serves the model that is
-asked for. An endpoint without a heartbeat stays a candidate, routed by load alone. A model that nobody lists leaves
+asked for. An endpoint without a heartbeat stays a candidate, in approximate mode: what it holds is learned from what
+was sent there, so that a pool without sidecars keeps its conversations together too. A model that nobody lists leaves
 every endpoint a candidate: the engine says that it does not know it. Pure: the same input gives the same view.
 
 Bounds: `VARIANTS_MAX` distinct renderings among the candidates; endpoints beyond are routed by load.
@@ -95,15 +96,14 @@ def build_view(
     for endpoint in candidates:
         is_candidate[endpoint.slot] = True
         variant, reason = _rendering(heartbeats.get(endpoint.name), model, cards)
-        if variant is not None:
-            if variant.key not in indices and len(variants) < VARIANTS_MAX:
-                indices[variant.key] = len(variants)
-                variants[variant.key] = variant
-            index = indices.get(variant.key)
-            if index is None:
-                reason = "too_many_cards"
-            else:
-                variant_of_slot[endpoint.slot] = index
+        if variant.key not in indices and len(variants) < VARIANTS_MAX:
+            indices[variant.key] = len(variants)
+            variants[variant.key] = variant
+        index = indices.get(variant.key)
+        if index is None:
+            reason = "too_many_cards"
+        else:
+            variant_of_slot[endpoint.slot] = index
         if reason is None:
             exact[endpoint.slot] = True
         else:
@@ -123,10 +123,10 @@ def build_view(
 
 def _rendering(
     heartbeat: Heartbeat | None, model: str | None, cards: Mapping[str, ModelCard]
-) -> tuple[Variant | None, str | None]:
+) -> tuple[Variant, str | None]:
     """How an endpoint renders the model's prompts, and why that is not exact (None: it is)."""
     if heartbeat is None:
-        return None, "no_heartbeat"
+        return Variant(digest=None, card=None, lora_name=None), "no_heartbeat"
     served = _served(heartbeat, model)
     lora_name = model if served.lora else None
     card = cards.get(served.card) if served.card is not None else None

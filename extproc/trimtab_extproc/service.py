@@ -12,7 +12,7 @@ import grpc.aio
 from aiohttp import web
 from trimtab_core.chunks import pool_seed
 from trimtab_core.scheduler import Scheduler, SchedulerSettings
-from trimtab_state import LoadPublisher, PoolFollower, PoolKeys, ResponseMap, Store, connect
+from trimtab_state import LoadPublisher, PoolFollower, PoolKeys, ResponseMap, StateUnavailable, Store, connect
 
 from trimtab_extproc.admin import Admin
 from trimtab_extproc.body_budget import BodyBudget
@@ -220,7 +220,7 @@ class Service:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await self._responses.close()
                 await self._publisher.close()
-        except TimeoutError:
+        except (TimeoutError, StateUnavailable):
             log.warning("the shared state could not be told: our lease will expire by itself")
         await self._store.close()
 

@@ -139,6 +139,16 @@ async def test_routing_goes_on_without_the_store(server: ValkeyProcess) -> None:
         await until(is_back, "the store's return is noticed")
 
 
+async def test_a_process_that_never_saw_its_store_is_alive_not_ready_and_ends_in_peace() -> None:
+    async with LivePicker(picker_settings(f"redis://127.0.0.1:{free_port()}")) as picker:
+        assert await health(picker.service.ports["health"], "liveness") == SERVING
+        assert await health(picker.service.ports["health"], "readiness") == NOT_SERVING
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{picker.port}") as channel:
+            stream = channel.stream_stream(f"/{SERVICE}/{METHOD}")()
+            await stream.write(headers())
+            assert await stream.code() is grpc.StatusCode.UNAVAILABLE
+
+
 async def test_on_sigterm_streams_in_flight_finish_before_the_process_ends(
     server: ValkeyProcess, tmp_path: Path, picker: LivePicker, upstreams: list[ToyUpstream]
 ) -> None:

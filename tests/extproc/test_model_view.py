@@ -51,10 +51,11 @@ def test_an_endpoint_that_the_operator_takes_out_is_no_candidate_whatever_it_say
     assert seen.excluded == {1: "draining"}
 
 
-def test_an_endpoint_without_heartbeat_is_a_candidate_by_load_alone() -> None:
+def test_an_endpoint_without_heartbeat_is_a_candidate_in_approximate_mode() -> None:
     seen = view("m", beat(0, m=M), None)
     assert seen.candidates.tolist() == [True, True]
-    assert seen.variant_of_slot.tolist() == [0, -1]
+    assert seen.variant_of_slot.tolist() == [0, 1]
+    assert seen.variants[1].card is None
     assert seen.exact.tolist() == [True, False]
     assert seen.approximate_reasons == {1: "no_heartbeat"}
 

@@ -83,13 +83,13 @@ async def test_the_destination_lists_fallbacks_behind_the_choice(rig: PickerRig)
 
 
 async def test_fallbacks_are_only_those_that_the_same_rank_suits(rig: PickerRig) -> None:
-    rig.announce(f"{A}/0", f"{A}/1", f"{B}/0", f"{B}/1")
+    rig.announce(f"{A}/0", f"{B}/1")
     placed = await rig.place()
-    address, _, rank = placed.endpoint.partition("/")
-    assert placed.rank == int(rank)
-    first, *rest = placed.destination.split(",")
-    assert first == address
-    assert set(rest) <= {A, B} - {address}
+    assert placed.destination == (A if placed.rank == 0 else B)
+    rig.announce(f"{A}/0", f"{A}/1", f"{B}/0")
+    placed = await rig.place(chat(subset=(A,)))
+    assert placed.destination == A
+    assert placed.endpoint == f"{A}/{placed.rank}"
 
 
 async def test_several_sequences_count_as_several_requests(rig: PickerRig) -> None:
@@ -228,6 +228,18 @@ async def test_without_an_exact_view_the_choice_is_approximate_and_counted(
     assert again[0].endpoint == first.endpoint
     assert again[0].is_first_token_wanted
     assert rig.count("trimtab_approximate_decisions_total", reason=reason) == 2
+
+
+async def test_a_pool_without_sidecars_keeps_a_conversation_together(rig: PickerRig) -> None:
+    rig.announce(A, B, is_beating=False)
+    text = "a long story " * 200
+    first = await rig.place(chat(text))
+    rig.reservations.first_token(first.reservation_id, now_s=rig.now_s)
+    rig.finish(first)
+    rig.now_s += 60
+    rig.scheduler.advance(rig.now_s)
+    assert (await rig.place(chat(text + "and then?"))).endpoint == first.endpoint
+    assert rig.count("trimtab_approximate_decisions_total", reason="no_heartbeat") == 2
 
 
 async def test_without_heartbeats_the_size_of_a_prompt_counts_as_load(rig: PickerRig) -> None:
