@@ -33,6 +33,7 @@ from trimtab_sidecar.kv_sources import (
 from trimtab_sidecar.probes import EngineUnreachable
 from trimtab_sidecar.scrape_pace import ScrapePace
 from trimtab_sidecar.settings import SidecarSettings, endpoint_address, engine_host, script_words
+from trimtab_sidecar.tail_watch import TailWatch
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +76,7 @@ class EngineSidecar:
         self._asks_sleep = settings.engine == "vllm"
         self._failures = 0
         self._pace = ScrapePace(busy_s=settings.scrape_s, idle_s=settings.scrape_idle_s)
-        self._tail_checked_s = 0.0
+        self._tail = TailWatch(check_s=settings.tail_check_s)
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -150,13 +151,12 @@ class EngineSidecar:
     async def _look(self, tasks: asyncio.TaskGroup) -> None:
         """One look at the engine. Raises EngineUnreachable."""
         self.scrapes += 1
-        frames = self._frames()
         found = await self._client.metrics()
         if self._settings.engine == "vllm":
             # Not for SGLang, some releases of which generate a token for each such question.
             await self._client.check_health()
         metrics = EngineMetrics() if found is None else found
-        was, self.metrics = self.metrics, metrics
+        self.metrics = metrics
         now_s = time.monotonic()
         if not self._models or found is None or now_s - self._models_at_s >= self._settings.models_s:
             self._models = await self._client.models()
@@ -165,15 +165,14 @@ class EngineSidecar:
         if not self.endpoints:
             self._start(tasks, await self._find_sources(metrics))
         await self._follow_sleep(metrics)
-        worked = any(metrics.rank(n).prompt_tokens_total != was.rank(n).prompt_tokens_total for n in metrics.ranks)
-        if worked and frames == self._frames() and now_s - self._tail_checked_s > self._settings.tail_check_s:
-            self._tail_checked_s = now_s
+        work = {n: (rank.prompt_tokens_total, rank.generation_tokens_total) for n, rank in metrics.ranks.items()}
+        if self._tail.look(work=work, frames=self._frames(), now_s=now_s):
             for endpoint in self.endpoints:
                 if endpoint.feed is not None:
                     endpoint.feed.check_tail()
 
     async def _follow_process(self, tasks: asyncio.TaskGroup, metrics: EngineMetrics) -> None:
-        """Notice another process, and make the card anew whenever there is one. Raises EngineUnreachable."""
+        """Notice another process, and have the card made anew whenever there is one."""
         if metrics.process_start_s is not None:
             for endpoint in self.endpoints:
                 endpoint.engine_is(f"{metrics.process_start_s:.2f}")
