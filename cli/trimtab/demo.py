@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import aiohttp
 import msgspec
 from tqdm import tqdm
 from trimtab_lab.replay import Progress, ReplaySettings, RequestResult, replay
@@ -27,6 +26,7 @@ from trimtab.demo_plan import DemoPlan, emulated_plan, real_plan
 from trimtab.engine_choice import EngineChoice
 from trimtab.errors import UsageError
 from trimtab.machine_load import CpuTimes, busy_share
+from trimtab.probes import get_text
 from trimtab.stack import Stack, StackSettings, running
 
 PICKERS: Final = 2
@@ -59,6 +59,8 @@ class Arm:
     summary: Summary
     busy_share: float | None
     """Of the machine's CPU; None where the system does not say."""
+    unchosen: int
+    """Requests that Envoy sent on without a picker's choice, because the pickers were late or away."""
 
 
 async def demo(options: DemoOptions, *, say: Callable[[str], None]) -> None:
@@ -111,6 +113,7 @@ def document(plan: DemoPlan, arms: Sequence[Arm]) -> dict[str, Any]:
             "rate_per_s": plan.rate_per_s,
             "length_divisor": plan.divisor,
             "cpu_busy_share": {arm.policy: arm.busy_share for arm in arms},
+            "unchosen_requests": {arm.policy: arm.unchosen for arm in arms},
         },
     }
 
@@ -125,8 +128,12 @@ def warnings(arms: Sequence[Arm]) -> list[str]:
                 f"{arm.policy}: the machine's CPU was {arm.busy_share:.0%} busy, so times are partly its own. "
                 "A lower --rate or fewer --endpoints gives cleaner figures."
             )
-        elif late > LATE_S_MAX:
+        if late > LATE_S_MAX:
             found.append(f"{arm.policy}: requests left up to {late:.2f} s late, the machine was too busy to send them.")
+        if arm.unchosen:
+            found.append(
+                f"{arm.policy}: {arm.unchosen} requests went on by round robin, since no picker answered in time."
+            )
         failed = [result for result in arm.results if not result.is_ok]
         if failed:
             found.append(f"{arm.policy}: {len(failed)} requests failed, the first one with: {failed[0].error}")
@@ -161,18 +168,15 @@ async def _replayed(policy: str, stack: Stack, plan: DemoPlan) -> Arm:
 
         results = await replay(plan.sendings, settings, on_progress=show)
     busy = busy_share(before, CpuTimes.now())
-    pages = await _metrics_pages(stack)
+    pages = [await get_text(f"{picker.url}/metrics") for picker in stack.pickers]
+    allowed = await get_text(f"{stack.admin_url}/stats?filter=ext_proc.failure_mode_allowed$")
     # The two stacks have different ports; the engines are the same ones to a reader.
     names = {ports.address: f"pod {number}" for number, ports in enumerate(stack.engines, start=1)}
     results = [msgspec.structs.replace(result, endpoint=names.get(result.endpoint, "")) for result in results]
     summary = summarise(results, scheduler_s=decision_times(pages))
-    return Arm(policy=policy, results=results, summary=summary, busy_share=busy)
+    return Arm(policy=policy, results=results, summary=summary, busy_share=busy, unchosen=_counted(allowed))
 
 
-async def _metrics_pages(stack: Stack) -> list[str]:
-    async with aiohttp.ClientSession() as session:
-        pages = []
-        for picker in stack.pickers:
-            async with session.get(f"{picker.url}/metrics") as response:
-                pages.append(await response.text())
-    return pages
+def _counted(statistics: str) -> int:
+    """The sum of Envoy's statistics, one `name: value` a line."""
+    return sum(int(line.rpartition(": ")[2]) for line in statistics.splitlines())

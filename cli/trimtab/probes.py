@@ -82,6 +82,18 @@ async def get_json(url: str) -> Any:
         return None
 
 
+async def get_text(url: str) -> str:
+    """The text that GET answers with status 200; empty for anything else."""
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S)) as session,
+            session.get(url) as response,
+        ):
+            return await response.text() if response.status == 200 else ""
+    except (aiohttp.ClientError, TimeoutError, OSError):
+        return ""
+
+
 def json_says(url: str, key: str) -> Callable[[], Awaitable[bool]]:
     """Whether GET answers a JSON object in which `key` is true."""
 

@@ -29,6 +29,10 @@ FORGET_AFTER_S = 30.0
 """How long an endpoint that nobody names any more keeps its slot: late entries of the logs would open it again."""
 
 
+NOWHERE = -1
+"""For the scheduler: none of the slots."""
+
+
 class FirstTokens(Protocol):
     """Who wants to know that the KV events showed first tokens of our own reservations."""
 
@@ -162,17 +166,26 @@ class FleetView:
             or before.approximate != heartbeat.approximate
         ):
             self._views.clear()
+        if before is not None and before.epoch != heartbeat.epoch and heartbeat.sequence == 0:
+            # Another engine process, and no KV log that would say so: what was learned of the old one is void.
+            self._scheduler.kv_clear(endpoint.slot)
+        self._report(endpoint.slot, heartbeat, requests=heartbeat.running + heartbeat.waiting)
+
+    def on_heartbeat_gone(self, endpoint: str) -> None:
+        last, slot = self._heartbeats.pop(endpoint, None), self._slot(endpoint)
+        if last is not None and slot is not None:
+            self._views.clear()
+            # Nobody would ever correct the requests that it counted beyond ours.
+            self._report(slot, last, requests=0)
+
+    def _report(self, slot: int, heartbeat: Heartbeat, *, requests: int) -> None:
         self._scheduler.report(
-            endpoint.slot,
-            requests=heartbeat.running + heartbeat.waiting,
+            slot,
+            requests=requests,
             block_tokens=heartbeat.block_tokens,
             kv_capacity_tokens=heartbeat.kv_capacity_tokens,
             now_s=self._clock(),
         )
-
-    def on_heartbeat_gone(self, endpoint: str) -> None:
-        if self._heartbeats.pop(endpoint, None) is not None:
-            self._views.clear()
 
     def on_card(self, digest: str, data: bytes) -> None:
         try:
@@ -221,8 +234,7 @@ class FleetView:
 
     def on_peer_moved(self, incarnation: int, reservation_id: int, endpoint: str) -> None:
         slot = self._slot(endpoint)
-        if slot is not None:
-            self._scheduler.peer_move(incarnation, reservation_id, slot, self._clock())
+        self._scheduler.peer_move(incarnation, reservation_id, NOWHERE if slot is None else slot, self._clock())
 
     def on_peer_finished(self, incarnation: int, reservation_id: int) -> None:
         self._scheduler.peer_finish(incarnation, reservation_id, self._clock())

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from picker_rig import CARD, DIGEST, PickerRig
+from picker_rig import CARD, DIGEST, PickerRig, chat
 from trimtab_extproc import fleet_view
 from trimtab_extproc.fleet_view import FORGET_AFTER_S
 from trimtab_state import Policy, ServedModel
@@ -158,3 +158,32 @@ def test_endpoints_that_nobody_names_are_forgotten_after_a_while_and_others_neve
     assert rig.table.named(A) is not None
     rig.fleet.on_peer_reserve(9, 1, B, 500, 2, *NONE)
     assert rig.requests() == {A: 0, B: 2}
+
+
+def test_requests_that_a_silent_sidecar_counted_are_not_held_against_its_endpoint_for_ever(rig: PickerRig) -> None:
+    rig.announce(A, B)
+    rig.beat(A, running=7)
+    slot = rig.table.named(A).slot
+    assert rig.scheduler.load().external[slot] == 7
+    rig.fleet.on_heartbeat_gone(A)
+    assert rig.scheduler.load().external[slot] == 0
+
+
+async def test_what_was_learned_of_an_engine_is_void_when_another_process_takes_its_place(rig: PickerRig) -> None:
+    rig.announce(A, is_beating=False)
+    rig.beat(A, epoch="1", models={})
+    text = "a long story " * 200
+    first = await rig.place(chat(text))
+    rig.reservations.first_token(first.reservation_id, now_s=rig.now_s)
+    rig.finish(first)
+    rig.now_s += 60
+    rig.scheduler.advance(rig.now_s)
+    assert rig.last()["endpoints"][0]["hit_tokens"] == 0
+    await rig.place(chat(text))
+    assert rig.last()["endpoints"][0]["hit_tokens"] > 0
+    rig.now_s += 60
+    rig.scheduler.advance(rig.now_s)
+    rig.now_s += 5  # beyond the grace of its speculative chunks
+    rig.beat(A, epoch="2", models={})
+    await rig.place(chat(text + " and another"))
+    assert rig.last()["endpoints"][0]["hit_tokens"] == 0
