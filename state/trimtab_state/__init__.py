@@ -6,7 +6,7 @@ everything in memory. It decides nothing about placement, and knows no Envoy, en
 
 from .alarms import AlarmReader, AlarmWriter
 from .control_writer import ControlWriter
-from .documents import Alarm, ControlDocument, EndpointSpec, Heartbeat, HotspotSettings, Policy, ServedModel
+from .documents import Alarm, ControlDocument, EndpointSpec, Heartbeat, Policy, ServedModel
 from .errors import CodecError, ConfigError, StateError, StateUnavailable
 from .keys import PoolKeys
 from .kv_publisher import KvPublisher
@@ -27,7 +27,6 @@ __all__ = [
     "ControlWriter",
     "EndpointSpec",
     "Heartbeat",
-    "HotspotSettings",
     "KvPublisher",
     "LoadPublisher",
     "OpenReservation",

@@ -14,6 +14,7 @@ from .errors import CodecError, StateUnavailable
 from .generation import Generation
 from .keys import PoolKeys
 from .notices import Notice, notify
+from .outage_log import OutageLog
 from .settings import StateSettings
 from .store import Command, Store
 
@@ -49,18 +50,19 @@ class ControlWriter:
     async def run(self) -> None:
         """Writes the document again whenever the store does not hold it. Until cancelled."""
         backoff = Backoff(self._settings.backoff_min_s, self._settings.backoff_max_s)
+        outage = OutageLog(f"the control document of {self._keys.namespace}/{self._keys.name} waits")
         while True:
             self._wake.clear()
             try:
                 if self._document is not None:
                     await self._write()
             except StateUnavailable as error:
-                if self.connected:
-                    log.warning("store away, control document of %s waits: %s", self._keys.prefix, error)
                 self.connected = False
+                outage.failed(error)
                 await asyncio.sleep(backoff.next_s())
                 continue
             backoff.reset()
+            outage.over()
             try:
                 async with asyncio.timeout(self._settings.control_refresh_s):
                     await self._wake.wait()

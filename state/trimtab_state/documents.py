@@ -4,11 +4,12 @@ The one rule: readers ignore fields that they do not know and writers give every
 may be mixed during a rollout. Nothing here holds text of prompts.
 """
 
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
 from .errors import CodecError
+from .wire import TEXT_BYTES_MAX
 
 EndpointState = Literal["serving", "draining", "asleep", "unreachable"]
 PolicyName = Literal["product", "round_robin", "least_request"]
@@ -16,14 +17,20 @@ T = TypeVar("T")
 
 DOCUMENT_BYTES_MAX = 16 * 1024 * 1024
 """A larger document is refused as malformed."""
+COUNT_MAX = 2**53
+"""Of a number in a document: what every reader of JSON can hold, and sums of which fit in 64 bits."""
+BLOCK_TOKENS_MAX = 2**20
+Count = Annotated[int, msgspec.Meta(ge=0, le=COUNT_MAX)]
+Name = Annotated[str, msgspec.Meta(max_length=TEXT_BYTES_MAX)]
+"""Of an endpoint or an epoch: no longer than the logs take it."""
 
 
 class EndpointSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One endpoint of a pool: a pod's port, or one data-parallel rank behind it."""
 
-    name: str
+    name: Name
     """`ip:port`, or `ip:port/rank`: the endpoint's name everywhere."""
-    address: str
+    address: Name
     """`ip:port` as the gateway dials it."""
     rank: int | None = None
     """Data-parallel rank, None where the port has but one engine."""
@@ -33,21 +40,9 @@ class EndpointSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     engine: str = ""
     """`vllm` or `sglang`, empty if unknown."""
     gpu: str = ""
-    """Kind of accelerator, for people and for `rtt`/cost tables."""
+    """Kind of accelerator, for people."""
     draining: bool = False
     """The pod is being deleted: finish what it has, send nothing new."""
-    rtt_s: float = 0.0
-    """Network round trip to it, seconds; more than 0 only at an edge."""
-    expert_cost: tuple[float, ...] = ()
-    """Relative cost of each expert there (1.0 = balanced); empty: no factor."""
-
-
-class HotspotSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Hotspot detection of a pool."""
-
-    enabled: bool = True
-    window_s: float = 60.0
-    """Sliding window of the statistics, seconds."""
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -56,17 +51,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     policy: PolicyName = "product"
     reason: str = ""
     """Why the policy differs from what was asked for, empty if it does not."""
-    batch_limit: int | None = None
+    batch_limit: Count | None = None
     """Requests at which an endpoint is no candidate any more, None: no limit."""
-    class_header: str = "x-slo-class"
-    """Request header that names the SLO class."""
-    class_weights: dict[str, float] = {}
-    """Weight of a request in flight in `B` by its class; others weigh 1."""
-    expert_probability: tuple[float, ...] = ()
-    """How often the model picks each expert; empty: no factor."""
-    long_context_tokens: int | None = None
-    """P beyond which its logarithm is taken, None: never."""
-    hotspot: HotspotSettings = HotspotSettings()
 
 
 class ControlDocument(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -91,21 +77,23 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a sidecar says about its engine, every second or so and at once when the state changes."""
 
-    endpoint: str
-    epoch: str
+    endpoint: Name
+    epoch: Name
     """Names one lifetime of the engine process."""
     state: EndpointState = "serving"
-    running: int = 0
-    waiting: int = 0
+    running: Count = 0
+    waiting: Count = 0
     kv_usage: float = 0.0
     """Share of the KV cache in use, 0 to 1."""
-    kv_capacity_tokens: int = 0
-    block_tokens: int = 16
+    kv_capacity_tokens: Count = 0
+    block_tokens: Annotated[int, msgspec.Meta(ge=0, le=BLOCK_TOKENS_MAX)] = 16
     models: dict[str, ServedModel] = {}
     approximate: str | None = None
     """Why its index cannot be exact, None if it is."""
     prompt_tokens_total: int = 0
     generation_tokens_total: int = 0
+    tokens_per_byte: float = 0.0
+    """As measured in the blocks that the engine stored; 0 until there are enough of them."""
     incarnation: int = 0
     """Of the sidecar process. Set by the publisher, as are the two below."""
     sequence: int = 0

@@ -58,6 +58,11 @@ class KvFollower:
         self._settings = settings
         self._endpoints: dict[str, _Endpoint] = {}
 
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """Endpoints of which anything is kept."""
+        return tuple(self._endpoints)
+
     def entry(self, entry: KvEntry) -> None:
         """One entry of the log, in the log's order."""
         state = self._state(entry.endpoint)

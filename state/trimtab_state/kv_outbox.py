@@ -9,6 +9,7 @@ from collections import deque
 from typing import NamedTuple, Protocol
 
 import numpy as np
+
 from trimtab_core.chunks import U32, U64
 
 from .kv_codec import KvEntry, encode_entry

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable
 
 import msgspec
+
 from trimtab_core.chunks import U32, U64
 
 from .backoff import Backoff
@@ -20,6 +21,7 @@ from .keys import PoolKeys
 from .kv_codec import KvSnapshot, encode_snapshot
 from .kv_outbox import Changes, KvOutbox
 from .notices import Notice, notify
+from .outage_log import OutageLog
 from .settings import StateSettings
 from .store import Command, Store
 
@@ -121,17 +123,18 @@ class KvPublisher:
     async def run(self) -> None:
         """Sends until cancelled; never raises for a store that is away."""
         backoff = Backoff(self._settings.backoff_min_s, self._settings.backoff_max_s)
+        outage = OutageLog(f"changes of {self._endpoint} wait")
         while True:
             await self._gather()
             try:
                 await self._flush()
             except StateUnavailable as error:
-                if self.connected:
-                    log.warning("store away, changes of %s wait: %s", self._endpoint, error)
                 self.connected = False
+                outage.failed(error)
                 await asyncio.sleep(backoff.next_s())
             else:
                 backoff.reset()
+                outage.over()
 
     async def flushed(self) -> None:
         """Sends now what there is to send. Raises StateUnavailable."""

@@ -14,6 +14,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 import numpy as np
+
 from trimtab_core.chunks import U32, U64
 
 from .errors import CodecError

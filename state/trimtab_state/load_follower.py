@@ -93,7 +93,7 @@ class LoadFollower:
         if peer.is_synced and peer.position is not None and entry.sequence == peer.position + 1:
             self._apply(entry, peer)
             return
-        if entry.operations and entry.operations[-1].kind is LoadKind.GOODBYE:
+        if any(operation.kind is LoadKind.GOODBYE for operation in entry.operations):
             self._end(entry.incarnation)
             return
         self._lose(entry.incarnation, peer)

@@ -20,6 +20,7 @@ from .generation import Generation
 from .keys import PoolKeys
 from .load_codec import Lease, LeaseHead, LoadEntry, LoadKind, LoadOperation, encode_lease, encode_load_entry
 from .load_outbox import LoadOutbox
+from .outage_log import OutageLog
 from .settings import StateSettings
 from .store import Command, Store
 
@@ -118,17 +119,18 @@ class LoadPublisher:
     async def run(self) -> None:
         """Sends and renews the lease until cancelled; never raises for a store that is away."""
         backoff = Backoff(self._settings.backoff_min_s, self._settings.backoff_max_s)
+        outage = OutageLog("load operations wait")
         while True:
             await self._gather()
             try:
                 await self._flush()
             except StateUnavailable as error:
-                if self.connected:
-                    log.warning("store away, load operations wait: %s", error)
                 self.connected = False
+                outage.failed(error)
                 await asyncio.sleep(backoff.next_s())
             else:
                 backoff.reset()
+                outage.over()
 
     async def close(self) -> None:
         """Sends what is left, says goodbye and deletes the lease: peers drop this replica at once.

@@ -8,13 +8,13 @@ here about positions (`kv_follower`, `load_follower`) or about life and death (`
 import asyncio
 import logging
 from collections.abc import Container, Iterable
-from dataclasses import dataclass
 from typing import TypeVar
 
 from .backoff import Backoff
 from .connected_clock import ConnectedClock
 from .documents import decode_control, decode_heartbeat
 from .errors import CodecError, StateUnavailable
+from .follower_counters import FollowerCounters
 from .generation import Generation
 from .heartbeat_table import HeartbeatTable
 from .keys import PoolKeys
@@ -23,11 +23,12 @@ from .kv_follower import KvFollower
 from .load_codec import LEASE_HEAD_BYTES, Lease, LeaseHead, decode_lease, decode_lease_head, decode_load_entry
 from .load_follower import LoadFollower
 from .notices import Notice, parse_notice
+from .outage_log import OutageLog
 from .retry_times import RetryTimes
 from .settings import StateSettings
 from .sink import PoolSink
 from .store import Command, Store
-from .stream_position import START, before, format_id, parse_id
+from .stream_position import START, StreamCursors, parse_id
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -40,22 +41,6 @@ CATCH_UP_READS_MAX = 1_000
 """Reads of the logs before a session counts as connected even though they were not read to their end."""
 SNAPSHOT_RETRY_S = 1.0
 LEASE_RETRY_S = 0.5
-
-
-@dataclass(slots=True)
-class FollowerCounters:
-    """Since the start of the process."""
-
-    sessions: int = 0
-    """Connections to the store."""
-    resyncs: int = 0
-    """How often the store had lost its contents or a stream had gone back."""
-    kv_entries: int = 0
-    load_entries: int = 0
-    snapshots: int = 0
-    leases: int = 0
-    malformed: int = 0
-    """Values and entries that were skipped."""
 
 
 class PoolFollower:
@@ -73,6 +58,8 @@ class PoolFollower:
         self.connected = False
         """The store is reachable and what it holds was read."""
         self.counters = FollowerCounters()
+        self.log_lag_s = 0.0
+        """How far behind the logs it was at the last slow poll, in seconds between entries. 0: at their end."""
         self._store = store
         self._keys = keys
         self._sink = sink
@@ -80,7 +67,7 @@ class PoolFollower:
         self._generation = Generation(keys, self._settings)
         self._clock = ConnectedClock(self._settings.clock_step_max_s)
         self._streams = (keys.kv_log, keys.load_log, keys.notify)
-        self._positions: dict[str, tuple[int, int]] = {}
+        self._cursors = StreamCursors(self._streams)
         self.kv = KvFollower(sink, self._settings)
         self.load = LoadFollower(sink, self._settings, own_incarnations)
         self.heartbeats = HeartbeatTable(sink, self._settings)
@@ -90,7 +77,9 @@ class PoolFollower:
         self._control_told = False
         self._cards: set[str] = set()
         self._noticed: set[tuple[Notice, str]] = set()
+        self._silent_since_s: dict[str, float] = {}
         self._caught_up = False
+        self._outage = OutageLog(f"the pool {keys.namespace}/{keys.name} is not followed")
 
     async def run(self) -> None:
         """Follows the pool until cancelled."""
@@ -100,7 +89,7 @@ class PoolFollower:
             try:
                 await self._session(reader, backoff)
             except StateUnavailable as error:
-                log.log(logging.WARNING if self.connected else logging.DEBUG, "store away: %s", error)
+                self._outage.failed(error)
             finally:
                 await reader.close()
             self._clock.away()
@@ -112,12 +101,11 @@ class PoolFollower:
     async def _session(self, reader: Store, backoff: Backoff) -> None:
         """From one connect to the loss of the store."""
         loop = asyncio.get_running_loop()
-        self._clock.contact(loop.time())
         self._grace()
         self._caught_up = False
         await self._poll(reader)
         await self._fetch_leases(reader)
-        while self._snapshot_times.due(self.kv.wanted, loop.time()):
+        for _ in range(0, len(self.kv.wanted), self._settings.snapshots_per_turn_max):
             await self._fetch_snapshots(reader)
         for _ in range(CATCH_UP_READS_MAX):
             if self._caught_up:
@@ -126,6 +114,7 @@ class PoolFollower:
         self.connected = True
         self.counters.sessions += 1
         backoff.reset()
+        self._outage.over()
         self._sink.on_connected(True)
         poll_at_s = loop.time() + self._settings.poll_s
         while True:
@@ -144,7 +133,8 @@ class PoolFollower:
             await self._read_streams(reader, until_s - loop.time())
 
     async def _ask(self, reader: Store, commands: list[Command]) -> "list[object]":
-        replies = await reader.batch(commands)
+        # A single damaged key must not keep everything else from being read.
+        replies = await reader.batch(commands, skips_other_types=True)
         self._clock.contact(asyncio.get_running_loop().time())
         return replies
 
@@ -169,31 +159,29 @@ class PoolFollower:
         generation, (members, replicas, control, *ends) = replies[1], replies[len(generation_commands) :]
         assert isinstance(generation, bytes | None)
         assert isinstance(control, bytes | None)
-        assert isinstance(members, set)
-        assert isinstance(replicas, set)
+        for stream, end in zip(self._streams, ends, strict=True):
+            if end is None:
+                raise StateUnavailable(f"the key {stream} holds something other than a stream: delete it")
         self._place(ends, is_new_store=self._generation.is_changed(generation))
         self._take_control(control)
-        known = self.heartbeats.endpoints
-        names = {*known, *(name for member in members if (name := _text(member)) is not None)}
-        await self._read_heartbeats(reader, sorted(names), caught_up=caught_up)
-        await self._read_lease_heads(reader, replicas, caught_up=caught_up)
+        names = _bounded(self.heartbeats.endpoints, map(_text, _members(members)), self._settings.endpoints_max)
+        await self._read_heartbeats(reader, names, caught_up=caught_up)
+        self._forget_silent()
+        incarnations = _bounded(self.load.peers, map(_incarnation, _members(replicas)), self._settings.replicas_max)
+        await self._read_lease_heads(reader, incarnations, caught_up=caught_up)
         self._caught_up = False
 
     def _place(self, ends: "list[object]", *, is_new_store: bool) -> None:
-        """Where to read on: from before the end at first, and again when the store is not what it was."""
-        for stream, newest in zip(self._streams, ends, strict=True):
-            end = parse_id(newest[0][0]) if isinstance(newest, list) and newest else START
-            at = self._positions.get(stream)
-            if at is not None and end < at:
-                is_new_store = True
-            if at is None:
-                self._positions[stream] = before(end, self._settings.lookback_s)
-        if is_new_store:
+        """Where to read on."""
+        newest = [parse_id(end[0][0]) if isinstance(end, list) and end else START for end in ends]
+        if self._cursors.have_gone_back(newest) or is_new_store:
             log.warning("the store went back or lost its contents: reading everything of %s again", self._keys.prefix)
             self.counters.resyncs += 1
-            self._positions = dict.fromkeys(self._streams, START)
+            self._cursors.restart()
             self._caught_up = False
             self._grace()
+        self._cursors.start(newest, self._settings.lookback_s)
+        self.log_lag_s = self._cursors.lag_s(newest)
 
     def _take_control(self, data: bytes | None) -> None:
         """A missing document is no document: what was known stays."""
@@ -251,9 +239,18 @@ class PoolFollower:
                     self._cards.add(digest)
                     self._sink.on_card(digest, value)
 
-    async def _read_lease_heads(self, reader: Store, members: "set[bytes]", *, caught_up: bool) -> None:
-        incarnations = {*self.load.peers, *(i for member in members if (i := _incarnation(member)) is not None)}
-        for some in _portions(sorted(incarnations)):
+    def _forget_silent(self) -> None:
+        """Endpoints that only the log names: nothing is kept of one that has had no heartbeat for the time to live."""
+        now_s = self._clock.now_s
+        silent = set(self.kv.endpoints).difference(self.heartbeats.endpoints)
+        self._silent_since_s = {name: self._silent_since_s.get(name, now_s) for name in silent}
+        for name, since_s in list(self._silent_since_s.items()):
+            if now_s - since_s >= self._settings.heartbeat_ttl_s:
+                del self._silent_since_s[name]
+                self.kv.forget(name)
+
+    async def _read_lease_heads(self, reader: Store, incarnations: list[int], *, caught_up: bool) -> None:
+        for some in _portions(incarnations):
             values = await self._ask(
                 reader, [("GETRANGE", self._keys.replica(i), 0, LEASE_HEAD_BYTES - 1) for i in some]
             )
@@ -321,8 +318,8 @@ class PoolFollower:
         """One read of the logs. Returns after `block_s` without entries."""
         loop, count = asyncio.get_running_loop(), self._settings.read_entries_max
         block: tuple[str | int, ...] = ("BLOCK", max(1, int(block_s * 1000))) if block_s > 0 else ()
-        ids = (format_id(self._positions[stream]) for stream in self._streams)
-        reply = await reader.execute("XREAD", "COUNT", count, *block, "STREAMS", *self._streams, *ids)
+        command = ("XREAD", "COUNT", count, *block, "STREAMS", *self._streams, *self._cursors.ids())
+        reply = await reader.execute(*command)
         slice_s = loop.time()
         self._clock.contact(slice_s)
         if all(len(entries) < count for _, entries in reply or ()):
@@ -330,7 +327,7 @@ class PoolFollower:
         for name, entries in reply or ():
             stream = name.decode()
             for entry_id, fields in entries:
-                self._positions[stream] = parse_id(entry_id)
+                self._cursors.advance(stream, parse_id(entry_id))
                 self._take(stream, fields or {})
                 if loop.time() - slice_s > SLICE_S:
                     await asyncio.sleep(0)
@@ -356,6 +353,21 @@ class PoolFollower:
 
 def _portions(items: "list[T]") -> "Iterable[list[T]]":
     return (items[i : i + VALUES_PER_READ_MAX] for i in range(0, len(items), VALUES_PER_READ_MAX))
+
+
+def _members(reply: object) -> "set[bytes]":
+    return reply if isinstance(reply, set) else set()
+
+
+def _bounded(known: "Iterable[T]", found: "Iterable[T | None]", most: int) -> "list[T]":
+    """What is known and what was found, the known first, at most so many."""
+    names = dict.fromkeys(known)
+    for name in found:
+        if len(names) >= most:
+            break
+        if name is not None:
+            names[name] = None
+    return list(names)
 
 
 def _text(member: bytes) -> str | None:

@@ -3,6 +3,7 @@
 The one rule: it only delays; what is wanted is said by somebody else. No clock: time is given.
 """
 
+import math
 from collections.abc import Set
 from typing import Generic, TypeVar
 
@@ -17,10 +18,11 @@ class RetryTimes(Generic[K]):
         self._at_s: dict[K, float] = {}
 
     def due(self, wanted: Set[K], now_s: float) -> list[K]:
-        """What of it may be asked for now."""
+        """What of it may be asked for now: first what never was, then what has waited longest, so that none starves."""
         for key in [key for key in self._at_s if key not in wanted]:
             del self._at_s[key]
-        return [key for key in sorted(wanted) if self._at_s.get(key, now_s) <= now_s]
+        due = [(self._at_s.get(key, -math.inf), key) for key in wanted if self._at_s.get(key, now_s) <= now_s]
+        return [key for _, key in sorted(due)]
 
     def next_s(self, wanted: Set[K], otherwise_s: float) -> float:
         """When the first of it may be asked for; 0 if at once."""

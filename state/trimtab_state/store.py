@@ -15,7 +15,7 @@ from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 from redis.credentials import CredentialProvider
-from redis.exceptions import RedisError
+from redis.exceptions import RedisClusterException, RedisError, ResponseError
 
 from .errors import StateUnavailable
 from .settings import StateSettings
@@ -23,6 +23,8 @@ from .store_url import StoreAddress, parse_store_url
 
 Command = tuple[str | bytes | int, ...]
 
+FAILURES = (RedisError, RedisClusterException, OSError, TimeoutError)
+"""What the client raises for a store that does not serve."""
 CONNECTIONS_MAX = 16
 """Connections of one client; more commands at once wait for one."""
 
@@ -51,16 +53,19 @@ class Store:
         try:
             async with self._slots:
                 reply = await self._client.execute_command(*command)
-        except (RedisError, OSError, TimeoutError) as error:
+        except FAILURES as error:
             _heed_cancel(cancels)
             raise _unavailable(error) from error
         _heed_cancel(cancels)
         return reply
 
-    async def batch(self, commands: Sequence[Command], *, atomic: bool = False) -> list[Any]:
+    async def batch(
+        self, commands: Sequence[Command], *, atomic: bool = False, skips_other_types: bool = False
+    ) -> list[Any]:
         """Several commands on one pool's keys in one round trip, `atomic` as one transaction.
 
-        Raises StateUnavailable if any of them fails; without `atomic` the others may have had their effect.
+        Raises StateUnavailable if any of them fails; without `atomic` the others may have had their effect. With
+        `skips_other_types` a key that holds another type of value reads as one that is not there.
         """
         if not commands:
             return []
@@ -71,8 +76,10 @@ class Store:
                     pipeline.multi()
                 for command in commands:
                     pipeline.execute_command(*command)
-                replies = list(await pipeline.execute())
-        except (RedisError, OSError, TimeoutError) as error:
+                replies = list(await pipeline.execute(raise_on_error=not skips_other_types))
+                if skips_other_types:
+                    replies = [_unless_other_type(reply) for reply in replies]
+        except FAILURES as error:
             _heed_cancel(cancels)
             raise _unavailable(error) from error
         _heed_cancel(cancels)
@@ -83,7 +90,7 @@ class Store:
         pattern = "".join("\\" + c if c in "*?[]\\" else c for c in prefix) + "*"
         try:
             return [key async for key in self._client.scan_iter(match=pattern, count=count)]
-        except (RedisError, OSError, TimeoutError) as error:
+        except FAILURES as error:
             raise _unavailable(error) from error
 
     async def close(self) -> None:
@@ -93,7 +100,7 @@ class Store:
                 await self._client.aclose()
                 for client in self._sentinel.sentinels if self._sentinel is not None else ():
                     await client.aclose()
-        except (RedisError, OSError, TimeoutError):
+        except FAILURES:
             return
 
     def _connect(self) -> Any:
@@ -162,6 +169,14 @@ def _tls(address: StoreAddress) -> dict[str, Any]:
     }
 
 
+def _unless_other_type(reply: Any) -> Any:
+    if isinstance(reply, ResponseError) and str(reply).startswith("WRONGTYPE"):
+        return None
+    if isinstance(reply, Exception):
+        raise reply
+    return reply
+
+
 def _cancels() -> int:
     task = asyncio.current_task()
     return 0 if task is None else task.cancelling()
@@ -175,5 +190,6 @@ def _heed_cancel(before: int) -> None:
 
 
 def _unavailable(error: Exception) -> StateUnavailable:
-    text = str(error) or type(error).__name__
-    return StateUnavailable(f"{type(error).__name__}: {text}"[:300])
+    # Without the command that the client quotes, which holds packed values.
+    text = str(error).rpartition(" of pipeline caused error: ")[2]
+    return StateUnavailable(f"{type(error).__name__}: {text or 'no reason given'}"[:300])

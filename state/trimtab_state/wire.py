@@ -8,6 +8,7 @@ import struct
 
 import numpy as np
 import numpy.typing as npt
+
 from trimtab_core.chunks import U32, U64
 
 from .errors import CodecError

@@ -3,7 +3,12 @@
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 from valkey_server import ValkeyProcess, running
+
+# No deadlines: how long an example takes says only how busy the machine is.
+settings.register_profile("state", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("state")
 
 
 @pytest.fixture

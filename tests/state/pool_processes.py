@@ -1,12 +1,14 @@
 """A sidecar and a replica as the shared state sees them: real publishers around plain chunks or reservations."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from pool_mirror import PoolMirror
+
 from trimtab_core.chunks import U32, U64
 from trimtab_state import (
     Heartbeat,
@@ -149,6 +151,16 @@ async def tasks(*coroutines: "object") -> AsyncIterator[list["asyncio.Task[None]
         for task in started:
             with suppress(asyncio.CancelledError):
                 await task
+
+
+async def until_read(
+    read: Callable[[], Awaitable[Any]], condition: Callable[[Any], bool], timeout_s: float = 30.0
+) -> Any:
+    """Reads until what was read meets a condition, and returns it."""
+    async with asyncio.timeout(timeout_s):
+        while not condition(found := await read()):  # noqa: ASYNC110 (a server's value, nothing sets an event)
+            await asyncio.sleep(0.01)
+    return found
 
 
 async def until(condition: Callable[[], bool], what: str = "", timeout_s: float = 30.0) -> None:

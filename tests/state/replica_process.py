@@ -4,6 +4,7 @@ import asyncio
 import sys
 
 from pool_processes import BRIEF, Replica
+
 from trimtab_state import connect
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from pool_mirror import PoolMirror
 from pool_processes import Changes, u32, u64
+
 from trimtab_state.kv_codec import KvEntry, KvSnapshot, decode_entry, decode_snapshot, encode_snapshot
 from trimtab_state.kv_follower import OTHER_WRITERS_MAX, KvFollower
 from trimtab_state.kv_outbox import KvChange, KvOutbox, merged

@@ -6,6 +6,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from pool_mirror import PoolMirror, Reservation
+
 from trimtab_state.load_codec import (
     Lease,
     LeaseHead,
@@ -377,3 +378,15 @@ def test_what_is_remembered_of_replicas_is_bounded() -> None:
         follower.entry(LoadEntry(incarnation, 1, goodbye), 0.0)
     assert follower.peers == (2, 3)
     assert len(follower._gone) == GONE_MAX
+
+
+def test_nothing_of_a_peer_outlives_its_goodbye_wherever_that_stands() -> None:
+    for goodbye in ([LoadOperation(LoadKind.GOODBYE, 0), reserve(3)], [reserve(3), LoadOperation(LoadKind.GOODBYE, 0)]):
+        for sequence in (6, 9):
+            mirror, follower = started(reserve(1))
+            follower.entry(LoadEntry(1, sequence, goodbye), 0.0)
+            follower.entry(LoadEntry(1, sequence + 1, goodbye), 0.0)
+            follower.entry(LoadEntry(1, sequence + 2, [reserve(4)]), 0.0)
+            follower.lease(1, lease(sequence + 2, reserve(4)), 0.0)
+            follower.check_invariants()
+            assert (mirror.gone_peers, mirror.peers, follower.peers) == ([1], {}, ())

@@ -1,6 +1,7 @@
 """Publishers and followers over a real store: what one process writes is what the others see."""
 
 from pool_processes import KEYS, QUICK, Replica, Sidecar, tasks, until
+
 from trimtab_state import (
     ControlDocument,
     ControlWriter,

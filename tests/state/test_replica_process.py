@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from pool_processes import BRIEF, Replica, tasks, until
+
 from trimtab_state import connect
 
 HERE = Path(__file__).parent

@@ -8,6 +8,8 @@ from dataclasses import replace
 
 import pytest
 from pool_processes import BRIEF, KEYS, QUICK, Replica, Sidecar, tasks, until
+from valkey_server import ValkeyProcess, running
+
 from trimtab_state import (
     ControlDocument,
     ControlWriter,
@@ -28,7 +30,6 @@ from trimtab_state.load_codec import (
     encode_load_entry,
 )
 from trimtab_state.store import Command
-from valkey_server import ValkeyProcess, running
 
 A, B = "10.0.0.1:8000", "[::1]:8000/3"
 
@@ -225,7 +226,8 @@ async def test_paused_store_stops_the_clocks_of_leases_and_heartbeats(server: Va
     await world.store.close()
 
 
-async def test_lease_expiry_a_killed_replica_is_gone_once(world: World) -> None:
+async def test_lease_expiry_a_killed_replica_is_gone_once(server: ValkeyProcess) -> None:
+    world = World(server.url, replace(QUICK, lease_s=3.0))
     one, two = world.replicas
     async with tasks(*world.all()):
         await started(world)
@@ -241,6 +243,7 @@ async def test_lease_expiry_a_killed_replica_is_gone_once(world: World) -> None:
         replicas = await world.store.execute("SMEMBERS", KEYS.replicas)
         await until(lambda: len(replicas) >= 2)
         assert f"{dead.publisher.incarnation:016x}".encode() not in await world.store.execute("SMEMBERS", KEYS.replicas)
+    await world.store.close()
 
 
 async def test_clean_shutdown_of_a_replica_is_seen_at_once(world: World) -> None:

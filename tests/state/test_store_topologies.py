@@ -1,6 +1,7 @@
 """The same pool over every kind of store: Unix socket, password, TLS, Sentinel, Cluster. All of them real servers."""
 
 import asyncio
+import gc
 import ssl
 import subprocess
 from collections.abc import AsyncIterator
@@ -10,8 +11,9 @@ from pathlib import Path
 import pytest
 from pool_processes import KEYS, tasks, until
 from test_store_faults import World, started
-from trimtab_state import StateUnavailable, connect
 from valkey_server import ValkeyProcess, free_port, running
+
+from trimtab_state import StateUnavailable, connect
 
 
 async def lives(url: str) -> None:
@@ -157,6 +159,8 @@ async def test_over_a_cluster_all_keys_of_a_pool_are_on_one_node() -> None:
         assert sizes[1] > 5
 
 
+# The client forgets to close a node's connection when the cluster's layout is read again; the collector closes it.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 async def test_a_cluster_node_that_was_killed_and_lost_its_data_is_filled_again() -> None:
     async with cluster() as (one, two):
         world = World(f"redis+cluster://127.0.0.1:{one.port},127.0.0.1:{two.port}")
@@ -170,3 +174,4 @@ async def test_a_cluster_node_that_was_killed_and_lost_its_data_is_filled_again(
             await world.settled("after the restart")
             world.lost_nothing()
         await world.store.close()
+    gc.collect()
