@@ -3,7 +3,7 @@
 #   make demo         round robin against Trimtab, on this machine      (DEMO="--endpoints 8 --rate 20" for flags)
 #   make local        the whole stack until Ctrl-C
 #   make test         all tests, with the real Envoy and Valkey         (TEST="tests/core -k chain" for flags)
-#   make check        lint, types, rings
+#   make check        lint, types, rings; with cargo the native core's lint and tests too
 #   make test-engine  the tests that need a real vLLM on the CPU        (VLLM=/path/to/bin/vllm)
 #   make bench        the figures
 #
@@ -14,6 +14,9 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
 	done)
 VENV := .venv
 BIN := $(VENV)/bin
+NATIVE := core/native
+NATIVE_SOURCES := $(shell find $(NATIVE) -name target -prune -o \( -name '*.rs' -o -name 'Cargo.*' \) -print)
+CARGO := $(shell command -v cargo)
 DEMO ?=
 TEST ?=
 BENCH ?=
@@ -30,14 +33,20 @@ $(VENV)/bin/python:
 	@test -n "$(PYTHON)" || { echo "Python >= 3.11 is needed: install it, or name it with PYTHON=/path/to/python" >&2; exit 1; }
 	@$(PYTHON) -m venv $(VENV) || { echo "$(PYTHON) cannot make a virtual environment: install its venv package (Debian: apt install python3-venv)" >&2; rm -rf $(VENV); exit 1; }
 
-$(VENV)/.demo: pyproject.toml | $(VENV)/bin/python
-	@echo "Installing into $(VENV) (once) ..."
+# With cargo this builds the native core as well, and again when its sources change; without, the reference runs.
+SETUP := pyproject.toml setup.py $(NATIVE_SOURCES)
+SAY_CORE := $(BIN)/python -m trimtab_core.selection
+
+$(VENV)/.demo: $(SETUP) | $(VENV)/bin/python
+	@echo "Installing into $(VENV) (once$(if $(CARGO),; building the native core takes a minute or two)) ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[demo]'
+	@$(SAY_CORE)
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
-	@echo "Installing into $(VENV), with test tools (once) ..."
+$(VENV)/.dev: $(SETUP) | $(VENV)/bin/python
+	@echo "Installing into $(VENV), with test tools (once$(if $(CARGO),; building the native core takes a minute or two)) ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@$(SAY_CORE)
 	@touch $@ $(VENV)/.demo
 
 demo: $(VENV)/.demo
@@ -57,6 +66,8 @@ check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(if $(CARGO),cd $(NATIVE) && cargo fmt --check && cargo clippy --locked --all-targets -- -D warnings,@echo "no cargo: the native core is not checked")
+	$(if $(CARGO),cd $(NATIVE) && cargo test --locked --quiet)
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
@@ -66,4 +77,4 @@ bench: $(VENV)/.dev
 	$(BIN)/python bench/run.py $(BENCH)
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build dist $(NATIVE)/target core/trimtab_core/_native.*.so *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

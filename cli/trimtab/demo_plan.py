@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from trimtab.errors import UsageError
 from trimtab_lab.replay import Sending, chat_sendings
 from trimtab_lab.trace import (
     SHIPPED_TRACE,
@@ -26,8 +27,6 @@ from trimtab_lab.trace import (
 )
 from trimtab_lab.trace_text import TraceText
 from trimtab_lab.vocabulary import Vocabulary
-
-from trimtab.errors import UsageError
 
 ARM_S: Final = 50.0
 """Length of one replay: with two of them, and starts and ends, the demo is done in three minutes."""

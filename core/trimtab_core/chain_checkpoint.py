@@ -23,6 +23,7 @@ class Checkpoint(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     version: int
     counters: tuple[int, ...]
     held_max: int
+    gaps: int
     names: bytes
     parents: bytes
     has_parent: bytes
@@ -36,12 +37,13 @@ class Checkpoint(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     holdings: list[tuple[References, list[Place]]]
     """Every distinct pair of references and places set aside; `holding` says which pair a block has."""
     holding: bytes
+    unconfirmed_since: bytes
+    """The gap since which each block is unconfirmed; 0 where it is not."""
 
 
 def pack(chains: BlockChains) -> bytes:
     """Write the map down."""
-    order = [*chains._unconfirmed, *(name for name in chains._blocks if name not in chains._unconfirmed)]
-    blocks = [chains._blocks[name] for name in order]
+    blocks = list(chains._blocks.values())
     distinct: dict[tuple[tuple[tuple[Place, int], ...], tuple[Place, ...]], int] = {}
     holding = [
         distinct.setdefault((tuple(block.references.items()), tuple(sorted(block.set_aside))), len(distinct))
@@ -51,7 +53,8 @@ def pack(chains: BlockChains) -> bytes:
         version=VERSION,
         counters=tuple(getattr(chains, name) for name in COUNTERS),
         held_max=chains._held_max,
-        names=np.array(order, dtype="<u8").tobytes(),
+        gaps=chains._gaps,
+        names=np.array(list(chains._blocks), dtype="<u8").tobytes(),
         parents=np.array([block.parent or 0 for block in blocks], dtype="<u8").tobytes(),
         has_parent=np.array([block.parent is not None for block in blocks], dtype="u1").tobytes(),
         chains=np.array([block.chain for block in blocks], dtype="<u8").tobytes(),
@@ -66,13 +69,19 @@ def pack(chains: BlockChains) -> bytes:
             for references, set_aside in distinct
         ],
         holding=np.array(holding, dtype="<u4").tobytes(),
+        unconfirmed_since=np.array([chains._unconfirmed.get(name, 0) for name in chains._blocks], "<u8").tobytes(),
     )
+    return write(checkpoint, chains.table, chains.seed)
+
+
+def write(checkpoint: Checkpoint, table: TokenTable, seed: int) -> bytes:
+    """The bytes of a checkpoint, whichever map it is of."""
     body = msgspec.msgpack.encode(checkpoint)
-    return body + _digest(body, chains.table, chains.seed)
+    return body + _digest(body, table, seed)
 
 
-def unpack(table: TokenTable, seed: int, data: bytes) -> BlockChains:
-    """Read the map back. Raises `DataError`."""
+def read(table: TokenTable, seed: int, data: bytes) -> Checkpoint:
+    """The checkpoint that `write` wrote. Raises `DataError`."""
     body, digest = data[:-8], data[-8:]
     if digest != _digest(body, table, seed):
         raise DataError("checkpoint: damaged, or of another pool or model")
@@ -82,10 +91,17 @@ def unpack(table: TokenTable, seed: int, data: bytes) -> BlockChains:
         raise DataError(f"checkpoint: {error}") from None
     if checkpoint.version != VERSION:
         raise DataError(f"checkpoint: version {checkpoint.version}, not {VERSION}")
+    return checkpoint
+
+
+def unpack(table: TokenTable, seed: int, data: bytes) -> BlockChains:
+    """Read the map back. Raises `DataError`."""
+    checkpoint = read(table, seed, data)
     chains = BlockChains(table, seed)
     for name, value in zip(COUNTERS, checkpoint.counters, strict=True):
         setattr(chains, name, value)
     chains._held_max = checkpoint.held_max
+    chains._gaps = checkpoint.gaps
     tail_at = chunk_at = 0
     chunks = list(
         zip(
@@ -94,7 +110,7 @@ def unpack(table: TokenTable, seed: int, data: bytes) -> BlockChains:
             strict=True,
         )
     )
-    for name, parent, has_parent, chain, tokens, tail_size, chunk_count, holding in zip(
+    for name, parent, has_parent, chain, tokens, tail_size, chunk_count, holding, since in zip(
         np.frombuffer(checkpoint.names, dtype="<u8").tolist(),
         np.frombuffer(checkpoint.parents, dtype="<u8").tolist(),
         checkpoint.has_parent,
@@ -103,6 +119,7 @@ def unpack(table: TokenTable, seed: int, data: bytes) -> BlockChains:
         checkpoint.tail_sizes,
         np.frombuffer(checkpoint.chunk_counts, dtype="<u4").tolist(),
         np.frombuffer(checkpoint.holding, dtype="<u4").tolist(),
+        np.frombuffer(checkpoint.unconfirmed_since, dtype="<u8").tolist(),
         strict=True,
     ):
         references, set_aside = checkpoint.holdings[holding]
@@ -118,8 +135,8 @@ def unpack(table: TokenTable, seed: int, data: bytes) -> BlockChains:
         tail_at += tail_size
         chunk_at += chunk_count
         chains._blocks[name] = block
-        if not references:
-            chains._unconfirmed[name] = None
+        if since:
+            chains._unconfirmed[name] = since
         chains._settle(name, block)
     chains.drain()
     return chains

@@ -57,8 +57,10 @@ def decide(
             return "endpoints_full"
 
     exact = _padded(request.exact, slots)
-    variant_of_slot = np.full(slots, -1, dtype=np.int8)
-    variant_of_slot[: len(request.variant_of_slot)] = request.variant_of_slot[:slots]
+    variant_of_slot = request.variant_of_slot
+    if len(variant_of_slot) != slots:
+        variant_of_slot = np.full(slots, -1, dtype=np.int8)
+        variant_of_slot[: len(request.variant_of_slot)] = request.variant_of_slot[:slots]
     matches = _match(request, candidates, exact, variant_of_slot, index, bookings)
     prompt_tokens = 0
     hit_tokens: I64 = np.zeros(slots, dtype=np.int64)
@@ -101,15 +103,16 @@ def _match(
 ) -> list[PromptMatch]:
     """One match for each prompt of which some text is known."""
     numbers = range(max(map(len, request.prompts), default=0))
-    of_variant = [candidates & (variant_of_slot == number) for number in numbers]
-    exact_slots = [_slots(mask & exact) for mask in of_variant]
-    other_slots = [_slots(mask & ~exact) for mask in of_variant]
+    all_exact = _slots(exact)
+    of_variant = [_slots(candidates & (variant_of_slot == number)) for number in numbers]
+    exact_slots = [slots & all_exact for slots in of_variant]
+    other_slots = [slots & ~all_exact for slots in of_variant]
     matches = []
     for renderings in request.prompts:
         variants = [
             Variant(number=n, prompt=prompt, exact_slots=exact_slots[n], approximate_slots=other_slots[n])
             for n, prompt in enumerate(renderings)
-            if exact_slots[n] | other_slots[n]
+            if of_variant[n]
         ]
         if not variants and renderings:  # nobody can hold any of it, but its length is known
             variants = [Variant(number=0, prompt=renderings[0], exact_slots=0, approximate_slots=0)]
@@ -121,6 +124,8 @@ def _match(
 
 def _padded(flags: Bools, slots: int) -> Bools:
     """As long as there are slots; False where nothing was said."""
+    if len(flags) == slots:
+        return flags
     padded = np.zeros(slots, dtype=np.bool_)
     padded[: len(flags)] = flags[:slots]
     return padded

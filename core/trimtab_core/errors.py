@@ -16,6 +16,10 @@ class UnknownSlot(CoreError, LookupError):  # noqa: N818  # says what is wrong a
     """A slot that was never added, or is removed: the caller's map of endpoints is wrong."""
 
 
+class CoreUnavailable(CoreError, ImportError):  # noqa: N818  # says what is wrong already
+    """The core that was asked for cannot be had: install it, or ask for another one."""
+
+
 class InvariantError(CoreError, AssertionError):
     """The state contradicts itself: a bug. Raised only by `check_invariants()`."""
 

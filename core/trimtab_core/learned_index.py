@@ -47,6 +47,10 @@ class LearnedIndex:
             total -= cost
         self._tokens[slot] = total
 
+    def costs(self, slot: int) -> dict[int, int]:
+        """Chunks with the tokens that each adds, the next to forget first."""
+        return dict(self._costs.get(slot, {}))
+
     def tokens_held(self, slot: int) -> int:
         """Tokens that the slot is taken to hold."""
         return self._tokens.get(slot, 0)

@@ -82,8 +82,8 @@ class PromptMatch:
         return PromptClaim(
             chunks=chain[held:],
             tokens=tokens,
-            sample_hashes=prompt.chain[sampled].copy(),
-            sample_tokens=tokens[sampled.start - held :: sampled.step].copy(),
+            sample_hashes=prompt.chain[sampled],
+            sample_tokens=tokens[sampled.start - held :: sampled.step],
             last_chunk=chain[last] if last >= held else None,
         )
 

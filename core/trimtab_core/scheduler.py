@@ -14,6 +14,7 @@ from trimtab_core.chunks import U32, U64
 from trimtab_core.decision import Decision, decide
 from trimtab_core.errors import UnknownSlot, ensure
 from trimtab_core.placement import (
+    I64,
     Bools,
     LoadView,
     Placement,
@@ -274,6 +275,20 @@ class Scheduler:
     def index_size(self) -> tuple[int, int]:
         """Different chunks in the index, and pairs of slot and chunk."""
         return len(self._index), self._index.pair_count
+
+    def learned_export(self, slot: int) -> tuple[U64, I64]:
+        """What is learned of a slot: chunks, the next to forget first, and the tokens that each adds."""
+        self._check_slot(slot)
+        costs = self._bookings.learned.costs(slot)
+        return np.array([*costs], dtype=np.uint64), np.array([*costs.values()], dtype=np.int64)
+
+    def speculative_chunks(self) -> int:
+        """Chunks claimed by reservations in flight, each as often as it is."""
+        return self._bookings.speculation.chunk_count
+
+    def replicas(self) -> frozenset[int]:
+        """Incarnations of the other replicas that are counted."""
+        return frozenset(self._peers)
 
     # Inside
 

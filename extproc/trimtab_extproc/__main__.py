@@ -9,12 +9,12 @@ import signal
 import sys
 
 import uvloop
-from trimtab_state import ConfigError as StateConfigError
 
 from trimtab_extproc.errors import ConfigError
 from trimtab_extproc.json_logs import log_to_stderr
 from trimtab_extproc.service import Service
 from trimtab_extproc.settings import Settings, parse_settings
+from trimtab_state import ConfigError as StateConfigError
 
 SWITCH_INTERVAL_S = 0.001
 """How long a thread that renders a big prompt may keep the event loop waiting, at most."""

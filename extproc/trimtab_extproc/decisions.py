@@ -12,10 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
 from trimtab_core.placement import Bools, Placement
 
 DECISIONS_MAX = 256
 ENDPOINTS_SHOWN_MAX = 64
+REQUEST_ID_CHARS_MAX = 128
+"""Of a request's id that is kept: clients choose them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

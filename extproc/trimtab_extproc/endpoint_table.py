@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 ENDPOINTS_MAX = 8_192
+RANK_DIGITS_MAX = 6
+"""A rank with more digits is none."""
 
 
 class Slots(Protocol):
@@ -67,7 +69,7 @@ class EndpointTable:
             name=name,
             slot=self._slots.add_slot(),
             address=address,
-            rank=int(rank) if rank.isdecimal() else None,
+            rank=int(rank) if rank.isdecimal() and len(rank) <= RANK_DIGITS_MAX else None,
         )
         self._by_name[name] = endpoint
         self._by_slot[endpoint.slot] = endpoint

@@ -36,6 +36,8 @@ from trimtab_extproc.events import (
 from trimtab_extproc.formats.response_reader import ResponseReader
 from trimtab_extproc.replies import (
     BODY_CHUNK_BYTES_MAX,
+    RANK_HEADER,
+    ROUTING_HEADERS,
     ContinueRequestBody,
     ContinueRequestHeaders,
     ContinueRequestTrailers,
@@ -51,7 +53,6 @@ from trimtab_extproc.replies import (
     Route,
 )
 
-DESTINATION = "x-gateway-destination-endpoint"
 log = logging.getLogger(__name__)
 
 Answer = Decide | Sequence[Reply]
@@ -169,7 +170,7 @@ class Exchange:
             return self._decide(Phase.HEADERS, is_body_known=event.end_of_stream)
         self.state = State.BUFFER_BODY
         if mode is BodyMode.BUFFERED:
-            return (ContinueRequestHeaders(is_destination_removed=DESTINATION in event.headers),)
+            return (ContinueRequestHeaders(is_stripped=any(name in event.headers for name in ROUTING_HEADERS)),)
         return ()
 
     def _on_request_body(self, event: RequestBody, now_s: float) -> Answer:
@@ -206,10 +207,12 @@ class Exchange:
         self.state = State.PLACED
         self._placed = event
         body, self._trailing = self._trailing, None
+        assert self._request is not None, "the headers come first"
         route = Route(
             phase=self._phase,
             destination=event.destination,
             rank=event.rank,
+            is_rank_removed=event.rank is None and RANK_HEADER in self._request.headers,
             content_length=None if body is None else len(body),
             is_route_cache_cleared=self._settings.is_route_cache_cleared,
         )

@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import numpy as np
+
 from trimtab_core.chunks import U32, U64
 from trimtab_core.model_card import ModelCard
 from trimtab_core.placement import Bools
 from trimtab_core.scheduler import Scheduler
-from trimtab_state import ControlDocument, Heartbeat, Policy
-
 from trimtab_extproc.endpoint_table import EndpointTable
 from trimtab_extproc.model_view import ModelView, build_view
+from trimtab_state import ControlDocument, Heartbeat, Policy
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +57,8 @@ class FleetView:
         self._unsynced: set[str] = set()
         self._orphans_since_s: dict[str, float] = {}
         self._views: dict[str | None, ModelView] = {}
+        self._listed: frozenset[str] | None = None
+        """Models that heartbeats list; None: to be gathered anew."""
         self._is_caught_up = False
         self.is_connected = False
 
@@ -73,8 +75,9 @@ class FleetView:
         return self._control.policy if self._control is not None else Policy()
 
     def view(self, model: str | None) -> ModelView:
-        """The pool for a model's name; None or an empty name is the engine's own default."""
-        key = model or None
+        """The pool for a model's name. None, and any name that no endpoint lists, is the engine's own default: so
+        clients' inventions neither fill memory nor push out the views of real models."""
+        key = model if model in self._listed_models() else None
         view = self._views.get(key)
         if view is None:
             if len(self._views) >= VIEWS_MAX:
@@ -88,6 +91,15 @@ class FleetView:
                 slot_count=self._scheduler.slot_count,
             )
         return view
+
+    def _listed_models(self) -> frozenset[str]:
+        if self._listed is None:
+            self._listed = frozenset(name for beat in self._heartbeats.values() for name in beat.models if name)
+        return self._listed
+
+    def _forget_views(self) -> None:
+        self._views.clear()
+        self._listed = None
 
     def restricted(self, candidates: Bools, places: Iterable[str]) -> Bools:
         """The candidates at these places (`ip:port`, or a bare IP for all its ports)."""
@@ -134,7 +146,7 @@ class FleetView:
                 del self._orphans_since_s[name]
                 self._unsynced.discard(name)
                 self._table.forget(name)
-                self._views.clear()
+                self._forget_views()
 
     # What the shared state tells (trimtab_state.PoolSink).
 
@@ -151,7 +163,7 @@ class FleetView:
         self._members = {spec.name: spec.draining for spec in document.endpoints}
         for name in self._members:
             self._table.open(name)
-        self._views.clear()
+        self._forget_views()
 
     def on_heartbeat(self, heartbeat: Heartbeat) -> None:
         endpoint = self._table.open(heartbeat.endpoint)
@@ -164,17 +176,20 @@ class FleetView:
             or before.state != heartbeat.state
             or before.models != heartbeat.models
             or before.approximate != heartbeat.approximate
+            or before.tokens_per_byte != heartbeat.tokens_per_byte
         ):
-            self._views.clear()
-        if before is not None and before.epoch != heartbeat.epoch and heartbeat.sequence == 0:
-            # Another engine process, and no KV log that would say so: what was learned of the old one is void.
+            self._forget_views()
+        is_other_engine = before is not None and before.epoch != heartbeat.epoch
+        if is_other_engine and heartbeat.sequence == 0 and not len(self._scheduler.kv_export(endpoint.slot)[0]):
+            # Another engine process, and no KV log that would say so: what was learned of the old one is void. What
+            # a KV log has told is the log's business: its snapshot may be of the new engine, and here before.
             self._scheduler.kv_clear(endpoint.slot)
         self._report(endpoint.slot, heartbeat, requests=heartbeat.running + heartbeat.waiting)
 
     def on_heartbeat_gone(self, endpoint: str) -> None:
         last, slot = self._heartbeats.pop(endpoint, None), self._slot(endpoint)
         if last is not None and slot is not None:
-            self._views.clear()
+            self._forget_views()
             # Nobody would ever correct the requests that it counted beyond ours.
             self._report(slot, last, requests=0)
 
@@ -197,7 +212,7 @@ class FleetView:
         self._cards[digest] = card
         while len(self._cards) > CARDS_MAX:
             del self._cards[next(iter(self._cards))]
-        self._views.clear()
+        self._forget_views()
 
     def on_kv_changes(self, endpoint: str, added: U64, tokens: U32, removed: U64) -> None:
         slot = self._slot(endpoint)

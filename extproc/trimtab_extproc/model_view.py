@@ -12,14 +12,16 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
+
 from trimtab_core.model_card import ModelCard
 from trimtab_core.placement import I8, Bools
-from trimtab_state import Heartbeat, ServedModel
-
 from trimtab_extproc.endpoint_table import Endpoint
+from trimtab_state import Heartbeat, ServedModel
 
 VARIANTS_MAX = 16
 TOKENS_PER_BYTE_DEFAULT = 0.25
+RATE_MAX = 16.0
+"""Nobody has more tokens per byte."""
 """Where no card says: four bytes a token, usual for English."""
 UNKNOWN_MODEL = "unknown"
 
@@ -137,7 +139,11 @@ def _rendering(
 
 
 def _tokens_per_byte(heartbeats: Sequence[Heartbeat], model: str | None, cards: Mapping[str, ModelCard]) -> list[float]:
-    """The rate of each distinct card among the candidates; those of cards that are not exact are as good."""
+    """What the candidates' sidecars have measured. Before any has: the rate of each distinct card among the candidates
+    (those of cards that are not exact are as good), which is of a sample text."""
+    measured = [heartbeat.tokens_per_byte for heartbeat in heartbeats if 0 < heartbeat.tokens_per_byte < RATE_MAX]
+    if measured:
+        return measured
     digests = {served.card for heartbeat in heartbeats if (served := _served(heartbeat, model)).card in cards}
     return [cards[digest].tokens_per_byte for digest in sorted(digest for digest in digests if digest is not None)]
 

@@ -15,6 +15,8 @@ INLINE_BYTES_MAX = 32 * 1024
 THREADS = 2
 JOBS_MAX = 64
 """Jobs that run or wait."""
+PROMPT_BYTES = 1_024
+"""What preparing one prompt costs beside its text, as bytes of text: a thousand empty ones are no small work."""
 TIMEOUT_S = 0.5
 """A job that takes longer, waiting included, is given up (a gateway waits about a second for an answer); its thread
 ends by the limits of rendering."""

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from trimtab_core.placement import I8, Bools, Placement, PlacementRequest, Prompt
-from trimtab_core.scheduler import Scheduler
 
-from trimtab_extproc.decisions import Decision, DecisionLog
+from trimtab_core.placement import I8, Bools, PlacementRequest, Prompt, Rejection
+from trimtab_core.scheduler import Scheduler
+from trimtab_extproc.decisions import REQUEST_ID_CHARS_MAX, Decision, DecisionLog
 from trimtab_extproc.endpoint_table import Endpoint, EndpointTable
 from trimtab_extproc.errors import NotReady
 from trimtab_extproc.events import Placed, Refused
@@ -22,7 +22,7 @@ from trimtab_extproc.formats.parse import parse_request
 from trimtab_extproc.formats.parsed_request import Kind, ParsedRequest
 from trimtab_extproc.formats.prompts import NO_CHAIN, Rendering, rendering_for
 from trimtab_extproc.model_view import ModelView, Variant
-from trimtab_extproc.offload import Offload, OffloadOverflow
+from trimtab_extproc.offload import PROMPT_BYTES, Offload, OffloadOverflow
 from trimtab_extproc.replies import Decide
 from trimtab_extproc.reservations import Reservations
 from trimtab_extproc.response_directory import ResponseDirectory
@@ -135,7 +135,8 @@ class Picker:
             return _unknown(parsed.reason or "no_prompt", parsed, size_bytes=size_bytes, holder=holder)
         variants = self._fleet.view(parsed.model).variants or (CANONICAL,)
         try:
-            renderings = await self._offload.run(len(body), lambda: _render(parsed, variants, self._settings.seed))
+            work_bytes = (len(body) + PROMPT_BYTES * (len(parsed.sources) - 1)) * len(variants)
+            renderings = await self._offload.run(work_bytes, lambda: _render(parsed, variants, self._settings.seed))
         except OffloadOverflow as overflow:
             return _unknown(overflow.reason, parsed, size_bytes=len(body), holder=holder)
         except Exception:
@@ -172,7 +173,7 @@ class Picker:
             ),
             now_s,
         )
-        if not isinstance(outcome, Placement):
+        if isinstance(outcome, Rejection):
             return self._refused(outcome.reason, outcome.retry_after_s, is_restricted=is_restricted)
         endpoint = self._table.at_slot(outcome.slot)
         assert endpoint is not None, "the scheduler chooses among the slots that it was given"
@@ -190,7 +191,7 @@ class Picker:
         self._decisions.add(
             Decision(
                 time_s=now_s,
-                request_id=request.headers.get("x-request-id", ""),
+                request_id=request.headers.get("x-request-id", "")[:REQUEST_ID_CHARS_MAX],
                 kind=parsed.kind.value,
                 model=view.model_label,
                 endpoint=endpoint.name,

@@ -9,7 +9,6 @@ from typing import Any
 
 from trimtab_core.placement import LoadView
 from trimtab_core.scheduler import Scheduler
-
 from trimtab_extproc.endpoint_table import Endpoint, EndpointTable
 from trimtab_extproc.fleet_view import FleetView
 from trimtab_extproc.reservations import Reservations

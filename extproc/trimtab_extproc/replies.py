@@ -8,6 +8,10 @@ from enum import Enum
 
 import msgspec
 
+DESTINATION = "x-gateway-destination-endpoint"
+RANK_HEADER = "x-data-parallel-rank"
+ROUTING_HEADERS = (DESTINATION, RANK_HEADER)
+"""What says where a request goes, and is never the client's to say."""
 BODY_CHUNK_BYTES_MAX = 62_000
 """The largest piece of a body in one message: gateways refuse more than 64 KiB with its framing."""
 
@@ -33,8 +37,8 @@ class Decide(msgspec.Struct, frozen=True, kw_only=True):
 class ContinueRequestHeaders(msgspec.Struct, frozen=True, kw_only=True):
     """Go on without a choice yet (the body is still to come)."""
 
-    is_destination_removed: bool
-    """Take the client's own destination header away, so that a failure from here on cannot obey it."""
+    is_stripped: bool
+    """Take the client's own routing headers away, so that a failure from here on cannot obey them."""
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +47,8 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     phase: Phase
     destination: str
     rank: int | None
+    is_rank_removed: bool
+    """There is no rank, but the client named one: an engine would obey it."""
     content_length: int | None
     """Set where the body is sent on by us, so that the header says what we send; None: leave it as it is."""
     is_route_cache_cleared: bool

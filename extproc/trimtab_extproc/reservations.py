@@ -11,9 +11,8 @@ from typing import Protocol
 from trimtab_core.chunks import U32, U64
 from trimtab_core.placement import Placement
 from trimtab_core.scheduler import Scheduler
-from trimtab_state import OpenReservation
-
 from trimtab_extproc.endpoint_table import Endpoint, EndpointTable
+from trimtab_state import OpenReservation
 
 
 class LoadLog(Protocol):

@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 import grpc.aio
 from aiohttp import web
-from trimtab_core.chunks import pool_seed
-from trimtab_core.scheduler import Scheduler, SchedulerSettings
-from trimtab_state import LoadPublisher, PoolFollower, PoolKeys, ResponseMap, StateUnavailable, Store, connect
 
+from trimtab_core.chunks import pool_seed
+from trimtab_core.scheduler import SchedulerSettings
+from trimtab_core.selection import CORE_NAME, CORE_REASON, Scheduler
 from trimtab_extproc.admin import Admin
 from trimtab_extproc.body_budget import BodyBudget
 from trimtab_extproc.certificate import server_credentials
@@ -31,6 +31,7 @@ from trimtab_extproc.response_directory import ResponseDirectory
 from trimtab_extproc.server import ExternalProcessor, ServerSettings, new_server
 from trimtab_extproc.settings import Settings
 from trimtab_extproc.telemetry import Telemetry
+from trimtab_state import LoadPublisher, PoolFollower, PoolKeys, ResponseMap, StateUnavailable, Store, connect
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +61,7 @@ class Service:
         self._telemetry = Telemetry(
             pool=settings.pool_name,
             pool_namespace=settings.pool_namespace,
-            implementation=type(scheduler).__module__,
+            implementation=CORE_NAME,
         )
         self._responses = ResponseDirectory(ResponseMap(self._store, keys))
         self.reservations = Reservations(
@@ -97,6 +98,7 @@ class Service:
         )
         self._telemetry.watch(report.gauges)
         self._telemetry.watch_counts(self._counts)
+        self._telemetry.watch_log_lag(lambda: self._follower.log_lag_s)
         self._admin = Admin(telemetry=self._telemetry, decisions=decisions, report=report, clock=clock)
         self._processor = ExternalProcessor(
             picker=picker,
@@ -122,6 +124,7 @@ class Service:
         await self._health.start()
         main_server, health_server = await self._listen()
         runner = await self._serve_admin()
+        log.info("core: %s (%s)", CORE_NAME, CORE_REASON)
         log.info("listening: %s", self.ports)
         self.started.set()
         try:
@@ -162,7 +165,8 @@ class Service:
             self.ports["grpc"] = port
             self.ports["health"] = health_server.add_insecure_port(f"{address}:{settings.grpc_health_port}")
         except RuntimeError as error:
-            raise ConfigError(f"cannot listen: {error}") from error
+            # The library's own text names the address, and with it the flag's port.
+            raise ConfigError(f"--grpc-port or --grpc-health-port: cannot listen: {error}; give another one") from error
         await main_server.start()
         await health_server.start()
         return main_server, health_server
@@ -174,7 +178,7 @@ class Service:
         try:
             await site.start()
         except OSError as error:
-            raise ConfigError(f"cannot listen: {error}") from error
+            raise ConfigError(f"--metrics-port: cannot listen: {error}; give another one") from error
         self.ports["metrics"] = runner.addresses[0][1]
         return runner
 

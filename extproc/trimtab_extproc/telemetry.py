@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
+
 from trimtab_core.placement import Placement
 
 MODEL_LABELS_MAX = 64
@@ -130,6 +131,12 @@ class Telemetry:
     def watch_counts(self, counts: Callable[[], Mapping[str, float]]) -> None:
         """Ask for these, which others count, at every scrape."""
         self.registry.register(_StateCollector(self._pool, counts))
+
+    def watch_log_lag(self, log_lag_s: Callable[[], float]) -> None:
+        """Ask for this at every scrape."""
+        text = "How far this replica is behind the logs of the shared state."
+        gauge = Gauge("trimtab_log_lag_seconds", text, ("pool", "pool_namespace"), registry=self.registry)
+        gauge.labels(*self._pool).set_function(log_lag_s)
 
     def expose(self) -> bytes:
         """All of it in Prometheus's text format."""

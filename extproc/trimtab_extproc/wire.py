@@ -26,6 +26,9 @@ from trimtab_extproc.events import (
     ResponseTrailers,
 )
 from trimtab_extproc.replies import (
+    DESTINATION,
+    RANK_HEADER,
+    ROUTING_HEADERS,
     ContinueRequestBody,
     ContinueRequestHeaders,
     ContinueRequestTrailers,
@@ -43,13 +46,11 @@ from trimtab_extproc.replies import (
 SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 METHOD = "Process"
 
-DESTINATION = "x-gateway-destination-endpoint"
 SUBSET_NAMESPACE = "envoy.lb.subset_hint"
 SUBSET_KEY = "x-gateway-destination-endpoint-subset"
 LB_NAMESPACE = "envoy.lb"
 SERVED_KEY = "x-gateway-destination-endpoint-served"
 SERVED_ATTRIBUTE = "upstream.address"
-RANK_HEADER = "x-data-parallel-rank"
 CONFORMANCE_SERVED_HEADER = "x-conformance-test-served-endpoint"
 
 _OVERWRITE = base_pb2.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
@@ -198,7 +199,7 @@ def _set_header(headers: Any, name: str, value: str) -> None:
 
 
 def _continue_request_headers(reply: ContinueRequestHeaders) -> bytes:
-    return _HEADERS_GO_ON_STRIPPED if reply.is_destination_removed else _HEADERS_GO_ON
+    return _HEADERS_GO_ON_STRIPPED if reply.is_stripped else _HEADERS_GO_ON
 
 
 def _route(reply: Route) -> bytes:
@@ -216,6 +217,8 @@ def _route(reply: Route) -> bytes:
         _set_header(headers, DESTINATION, reply.destination)
         if reply.rank is not None:
             _set_header(headers, RANK_HEADER, str(reply.rank))
+        elif reply.is_rank_removed:
+            part.response.header_mutation.remove_headers.append(RANK_HEADER)
         if reply.content_length is not None:
             _set_header(headers, "content-length", str(reply.content_length))
     return _bytes(message)
@@ -284,7 +287,7 @@ def _empty(part: str) -> bytes:
 
 def _stripped() -> bytes:
     message = ext_proc.ProcessingResponse()
-    message.request_headers.response.header_mutation.remove_headers.append(DESTINATION)
+    message.request_headers.response.header_mutation.remove_headers.extend(ROUTING_HEADERS)
     return _bytes(message)
 
 

@@ -79,8 +79,9 @@ ENDPOINT_HEADER: Final = "x-trimtab-endpoint"
 """Response header that names the endpoint which served, under `EnvoyFront.show_endpoint`."""
 SUBSET_NAMESPACE: Final = "envoy.lb.subset_hint"
 """Filter metadata by which a gateway limits the choice; passed on to the picker, never taken from a client."""
-STRIPPED_HEADERS: Final = (DESTINATION, f"{DESTINATION}-subset", f"{DESTINATION}-served")
-"""Request headers that a client must not send: with the first it would choose its endpoint itself."""
+STRIPPED_HEADERS: Final = (DESTINATION, f"{DESTINATION}-subset", f"{DESTINATION}-served", "x-data-parallel-rank")
+"""Request headers that a client must not send: with the first it would choose its endpoint itself, with the last the
+rank behind it."""
 RETRY_ON: Final = "connect-failure,refused-stream,reset,retriable-status-codes"
 RETRIABLE_STATUS: Final = (503,)
 """An engine that is dead behind its API server or whose queue is full; another one can answer."""

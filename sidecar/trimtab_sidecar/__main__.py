@@ -8,12 +8,12 @@ import sys
 from collections.abc import Sequence
 
 import uvloop
-from trimtab_state.errors import ConfigError
 
 from trimtab_sidecar.drain import drain
 from trimtab_sidecar.json_log import log_json
 from trimtab_sidecar.settings import SettingsError, parse_settings
 from trimtab_sidecar.sidecar import Sidecar
+from trimtab_state.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 

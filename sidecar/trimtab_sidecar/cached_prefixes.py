@@ -8,14 +8,20 @@ business: it calls `clear` and `unpublish`.
 
 from dataclasses import dataclass
 
-from trimtab_core.block_chains import BlockChains, ChunkChanges
+from trimtab_core.block_chains import ChunkChanges
 from trimtab_core.chunks import U32, U64, root_hash
+from trimtab_core.selection import BlockChains
 from trimtab_core.token_table import TokenTable
-
 from trimtab_sidecar.engine_events import FULL_ATTENTION, BlocksRemoved, BlocksStored, CacheCleared, EventBatch
 
+RATE_BYTES_MIN = 4_096
+"""Text below it says little about how many tokens a byte is worth."""
 ROOTS_MAX = 4_096
 """Chain roots (LoRA name, salt) remembered; beyond it they are computed again."""
+OTHER_GROUPS_MAX = 64
+"""KV cache groups besides ours that are remembered by number; one is enough to make hits uncertain."""
+KIND_CHARS_MAX = 64
+"""Of a kind's name that is kept."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -58,6 +64,13 @@ class CachedPrefixes:
             return None
         kinds = sorted({kind or "unnamed" for kind in self.other_groups.values()})
         return f"hits also need KV cache groups of kind {', '.join(kinds)}"
+
+    @property
+    def tokens_per_byte(self) -> float:
+        """Of the text in the blocks seen, to two digits, so that it seldom changes; 0 while that is too little."""
+        if self.chains.bytes_seen < RATE_BYTES_MIN:
+            return 0.0
+        return float(f"{self.chains.tokens_seen / self.chains.bytes_seen:.2g}")
 
     @property
     def is_empty(self) -> bool:
@@ -123,7 +136,8 @@ class CachedPrefixes:
                 self.group = group
             if group == self.group:
                 return True
-        self.other_groups[group] = kind
+        if len(self.other_groups) < OTHER_GROUPS_MAX:
+            self.other_groups[group] = None if kind is None else kind[:KIND_CHARS_MAX]
         self.counts.other_group_events += 1
         return False
 

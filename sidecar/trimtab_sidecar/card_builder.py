@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import aiohttp
+
 from trimtab_core.chat_messages import ContentFormat
 from trimtab_core.chat_template import RenderClock
 from trimtab_core.content_format import content_format_of
 from trimtab_core.model_card import ModelCard
 from trimtab_core.not_renderable import NotRenderable
-
 from trimtab_sidecar.engine_flags import EngineFlags, parse_engine_flags
 from trimtab_sidecar.model_files import ModelFiles, ModelFilesMissing, find_model, read_model_files, read_text
 from trimtab_sidecar.probes import Tokenize, count_image_tokens, disprove, explore

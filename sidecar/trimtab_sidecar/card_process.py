@@ -15,10 +15,10 @@ from datetime import datetime
 
 import aiohttp
 import msgspec
+
 from trimtab_core.chat_template import RenderClock
 from trimtab_core.errors import DataError
 from trimtab_core.model_card import ModelCard
-
 from trimtab_sidecar.card_builder import build_card
 from trimtab_sidecar.probes import EngineUnreachable
 

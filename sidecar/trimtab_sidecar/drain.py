@@ -7,15 +7,15 @@ says it, through its socket; only where that is gone does this process write to 
 import logging
 
 import msgspec
+
+from trimtab_sidecar.drain_socket import DrainSocketError, ask_to_drain
+from trimtab_sidecar.settings import SettingsError, SidecarSettings, endpoint_address
 from trimtab_state.documents import decode_heartbeat, encode
 from trimtab_state.errors import CodecError, StateUnavailable
 from trimtab_state.keys import PoolKeys
 from trimtab_state.notices import Notice, notify
 from trimtab_state.settings import StateSettings
 from trimtab_state.store import Store, connect
-
-from trimtab_sidecar.drain_socket import DrainSocketError, ask_to_drain
-from trimtab_sidecar.settings import SettingsError, SidecarSettings, endpoint_address
 
 logger = logging.getLogger(__name__)
 

@@ -18,18 +18,19 @@ from typing import Protocol
 import numpy as np
 import zmq
 import zmq.asyncio
-from trimtab_core.block_chains import BlockChains, ChunkChanges
+
+from trimtab_core.block_chains import ChunkChanges
 from trimtab_core.chunks import U32, U64
 from trimtab_core.errors import DataError
+from trimtab_core.selection import BlockChains
 from trimtab_core.token_table import TokenTable
-from trimtab_state.documents import Heartbeat
-
 from trimtab_sidecar.cached_prefixes import CachedPrefixes
 from trimtab_sidecar.checkpoint import Checkpoint, CheckpointError, CheckpointFile
 from trimtab_sidecar.engine_events import EventBatch, EventFormatError
 from trimtab_sidecar.engine_log import EngineLog, LogPosition
 from trimtab_sidecar.kv_feed import FeedTimes, KvFeed
 from trimtab_sidecar.kv_sources import KvSource
+from trimtab_state.documents import Heartbeat
 
 logger = logging.getLogger(__name__)
 
@@ -111,6 +112,8 @@ class EndpointSidecar:
         self._times = times
         if table is not None:
             self._make_feed(table)
+        self._told_epoch = self.epoch
+        """The epoch that the publisher takes its next changes to be of."""
         self.publisher = make_publisher(endpoint, self.snapshot, self.epoch)
 
     # What the feed calls.
@@ -151,11 +154,13 @@ class EndpointSidecar:
         if self.prefixes is None or not self.has_confirmed or not self._is_publishing:
             return
         changes = self.prefixes.drain()
-        if changes.is_empty():
+        # A new epoch is told before any chunk of it, also where there is nothing else to tell: the publisher would take
+        # the first change that comes later for the epoch's beginning, and with it all before as void.
+        if changes.is_empty() and self.epoch == self._told_epoch:
             return
         self.counts.chunks_published += len(changes.added)
         self.counts.chunks_withdrawn += len(changes.removed)
-        self.publisher.publish(changes, self.epoch)
+        self._publish(changes)
         if self._batch_time_s:
             self.event_lag_s = max(0.0, time.time() - self._batch_time_s)
 
@@ -273,7 +278,11 @@ class EndpointSidecar:
         hashes, tokens = self.prefixes.chunks()
         empty = np.empty(0, dtype=np.uint64)
         self.counts.chunks_published += len(hashes)
-        self.publisher.publish(ChunkChanges(cleared=True, added=hashes, tokens=tokens, removed=empty), self.epoch)
+        self._publish(ChunkChanges(cleared=True, added=hashes, tokens=tokens, removed=empty))
+
+    def _publish(self, changes: ChunkChanges) -> None:
+        self.publisher.publish(changes, self.epoch)
+        self._told_epoch = self.epoch
 
     def _restore(self, table: TokenTable, seed: int) -> tuple[CachedPrefixes, LogPosition]:
         """From the checkpoint, or afresh."""

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Hashable
 
 from trimtab_core.model_card import ModelCard
-
 from trimtab_sidecar.card_process import CardError, CardRequest, card_from_child
 from trimtab_sidecar.probes import EngineUnreachable
 

@@ -4,10 +4,10 @@ The one rule: an engine that does not answer is an `EngineUnreachable`, whatever
 have gives None. Answers are bounded; nothing is retried here.
 """
 
-import json
 from dataclasses import dataclass
 
 import aiohttp
+import msgspec
 
 from trimtab_sidecar.engine_metrics import METRICS_BYTES_MAX, EngineMetrics, parse_metrics
 from trimtab_sidecar.probes import EngineUnreachable
@@ -17,6 +17,8 @@ TIMEOUT_S = 5.0
 JSON_BYTES_MAX = 4 * 1024 * 1024
 MODELS_MAX = 4_096
 """Models and adapters of one engine; more are left out."""
+MODEL_CHARS_MAX = 512
+"""A model with a longer name is left out."""
 
 
 class EngineRefused(EngineUnreachable):
@@ -55,7 +57,7 @@ class EngineClient:
         entries = answer.get("data") if isinstance(answer, dict) else None
         models = []
         for entry in entries[:MODELS_MAX] if isinstance(entries, list) else []:
-            if isinstance(entry, dict) and isinstance(entry.get("id"), str):
+            if isinstance(entry, dict) and isinstance(entry.get("id"), str) and len(entry["id"]) <= MODEL_CHARS_MAX:
                 root = entry.get("root")
                 models.append(
                     EngineModel(
@@ -81,7 +83,8 @@ class EngineClient:
         if body is None:
             return None
         try:
-            return json.loads(body)
+            # Strict: text with half a UTF-16 pair in it could be passed on to nobody.
+            return msgspec.json.decode(body)
         except (ValueError, RecursionError):
             return None
 

@@ -13,6 +13,7 @@ from array import array
 from dataclasses import dataclass
 
 import numpy as np
+
 from trimtab_core.chunks import U32, U64
 
 KEY_MASK = 0xFFFF_FFFF_FFFF_FFFF

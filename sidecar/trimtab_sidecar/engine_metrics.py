@@ -8,6 +8,9 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from trimtab_sidecar.kv_sources import RANKS_MAX
+from trimtab_state.documents import BLOCK_TOKENS_MAX, COUNT_MAX
+
 METRICS_BYTES_MAX = 16 * 1024 * 1024
 """A larger dump is not read to its end."""
 
@@ -28,7 +31,8 @@ WANTED = (
     *CAPACITY_TOKENS, *CACHE_INFO, *SLEEP, *PROCESS_START,
 )  # fmt: skip
 _line = re.compile(rf"^({'|'.join(map(re.escape, WANTED))})(?:{{(.*)}})? ([^ \n]+)", re.MULTILINE)
-_label = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
+# Possessive, and begun at the edge of a word: text that is no label is passed over once, not once for each letter.
+_label = re.compile(r'(?<!\w)([a-zA-Z_]\w*+)="((?:[^"\\]|\\.)*+)"')
 RANK_LABELS = ("engine", "dp_rank")
 """Labels by which vLLM and SGLang tell data-parallel ranks apart."""
 
@@ -74,9 +78,14 @@ def parse_metrics(text: str) -> EngineMetrics:
     geometry: dict[int, tuple[int | None, int | None]] = {}
     asleep: dict[int, bool] = {}
     discarded: set[int] = set()
+    seen: set[int] = set()
     process_start_s: float | None = None
     for name, labels, value in series(text):
         rank = _rank(labels)
+        if rank not in seen:
+            if len(seen) >= RANKS_MAX:
+                continue  # more than an engine can have
+            seen.add(rank)
         if name in PROCESS_START:
             process_start_s = value
         elif name in CACHE_INFO:
@@ -97,8 +106,8 @@ def parse_metrics(text: str) -> EngineMetrics:
             running=_count(found, RUNNING) or 0,
             waiting=_count(found, WAITING) or 0,
             kv_usage=min(max(_first(found, KV_USAGE) or 0.0, 0.0), 1.0),
-            block_tokens=block_tokens or _count(found, PAGE_TOKENS),
-            kv_capacity_tokens=capacity_tokens or _count(found, CAPACITY_TOKENS),
+            block_tokens=_up_to(BLOCK_TOKENS_MAX, block_tokens or _count(found, PAGE_TOKENS)),
+            kv_capacity_tokens=_up_to(COUNT_MAX, capacity_tokens or _count(found, CAPACITY_TOKENS)),
             is_asleep=asleep.get(rank),
             is_cache_discarded=rank in discarded and asleep.get(rank, True),
             prompt_tokens_total=_count(found, PROMPT_TOKENS) or 0,
@@ -145,7 +154,12 @@ def _first(found: Mapping[str, float], names: tuple[str, ...]) -> float | None:
 
 def _count(found: Mapping[str, float], names: tuple[str, ...]) -> int | None:
     value = _first(found, names)
-    return None if value is None else max(int(value), 0)
+    return None if value is None else min(max(int(value), 0), COUNT_MAX)
+
+
+def _up_to(most: int, value: int | None) -> int | None:
+    """The value; None for one that no engine can mean."""
+    return value if value is None or value <= most else None
 
 
 def _unescape(value: str) -> str:

@@ -11,10 +11,9 @@ import time
 
 import aiohttp
 import zmq.asyncio
+
 from trimtab_core.model_card import ModelCard
 from trimtab_core.token_table import TokenTable
-from trimtab_state.documents import EndpointState, Heartbeat, ServedModel
-
 from trimtab_sidecar import sglang_events, vllm_events
 from trimtab_sidecar.card_process import CardRequest
 from trimtab_sidecar.checkpoint import CheckpointFile
@@ -34,6 +33,7 @@ from trimtab_sidecar.probes import EngineUnreachable
 from trimtab_sidecar.scrape_pace import ScrapePace
 from trimtab_sidecar.settings import SidecarSettings, endpoint_address, engine_host, script_words
 from trimtab_sidecar.tail_watch import TailWatch
+from trimtab_state.documents import EndpointState, Heartbeat, ServedModel
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class EngineSidecar:
         self._asks_sleep = settings.engine == "vllm"
         self._failures = 0
         self._pace = ScrapePace(busy_s=settings.scrape_s, idle_s=settings.scrape_idle_s)
-        self._tail = TailWatch(check_s=settings.tail_check_s)
+        self._tails: dict[int, TailWatch] = {}
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -165,10 +165,12 @@ class EngineSidecar:
         if not self.endpoints:
             self._start(tasks, await self._find_sources(metrics))
         await self._follow_sleep(metrics)
-        work = {n: (rank.prompt_tokens_total, rank.generation_tokens_total) for n, rank in metrics.ranks.items()}
-        if self._tail.look(work=work, frames=self._frames(), now_s=now_s):
-            for endpoint in self.endpoints:
-                if endpoint.feed is not None:
+        for endpoint in self.endpoints:
+            if endpoint.feed is not None:
+                rank = metrics.rank(endpoint.rank)
+                work = (rank.prompt_tokens_total, rank.generation_tokens_total)
+                tail = self._tails.setdefault(endpoint.rank, TailWatch(check_s=self._settings.tail_check_s))
+                if tail.look(work=work, frames=endpoint.feed.frames, now_s=now_s):
                     endpoint.feed.check_tail()
 
     async def _follow_process(self, tasks: asyncio.TaskGroup, metrics: EngineMetrics) -> None:
@@ -281,6 +283,7 @@ class EngineSidecar:
                     approximate=self.approximate(endpoint),
                     prompt_tokens_total=rank.prompt_tokens_total,
                     generation_tokens_total=rank.generation_tokens_total,
+                    tokens_per_byte=0.0 if endpoint.prefixes is None else endpoint.prefixes.tokens_per_byte,
                 )
             )
 

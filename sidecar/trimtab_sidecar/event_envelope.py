@@ -10,6 +10,8 @@ import msgspec
 
 from trimtab_sidecar.engine_events import EngineEvent, EventBatch, EventFormatError
 
+COUNT_MAX = 2**20
+"""Of tokens in a block, and of an index, in an event."""
 Fields = Mapping[str, object]
 Reader = Callable[[Fields], tuple[EngineEvent | None, int]]
 """From an event's named fields to the event (None: nothing to tell) and the number of blocks refused."""
@@ -91,6 +93,6 @@ def integer_field(fields: Fields, name: str, default: int) -> int:
     value = fields.get(name)
     if value is None:
         return default
-    if type(value) is int and value >= 0:
+    if type(value) is int and 0 <= value <= COUNT_MAX:
         return value
     raise EventFormatError(f"{name} is not a count")

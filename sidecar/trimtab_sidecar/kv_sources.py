@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 RANKS_MAX = 256
 """Data-parallel ranks behind one port; a larger claim is refused as nonsense."""
+RANK_DIGITS_MAX = 6
 
 
 class SourceError(ValueError):
@@ -54,7 +55,7 @@ def discovered_sources(answer: object, host: str) -> tuple[KvSource, ...]:
         raise SourceError("the engine's list of KV event sources is no map of ranks")
     sources = []
     for rank, config in answer.items():
-        if not isinstance(config, dict) or not str(rank).isdecimal():
+        if not isinstance(config, dict) or not str(rank).isdecimal() or len(str(rank)) > RANK_DIGITS_MAX:
             raise SourceError("the engine's list of KV event sources is no map of ranks")
         source = source_of_config(config, int(rank), host)
         if source is not None:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from trimtab_core.selection import CORE_NAME
 from trimtab_sidecar.endpoint_sidecar import EndpointSidecar
 from trimtab_sidecar.engine_sidecar import EngineSidecar
 
@@ -39,6 +40,10 @@ class SidecarCollector(Collector):
             errors.add_metric((*self._pool, engine.address), engine.scrape_errors)
         yield scrapes
         yield errors
+        labels = ("pool", "pool_namespace", "implementation")
+        core = GaugeMetricFamily("trimtab_core", "The core in use.", labels=labels)
+        core.add_metric((*self._pool, CORE_NAME), 1)
+        yield core
 
 
 FAMILIES: dict[str, tuple[type[CounterMetricFamily] | type[GaugeMetricFamily], str]] = {

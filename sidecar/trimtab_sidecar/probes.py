@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
+
 from trimtab_core.chat_template import RenderClock
 from trimtab_core.model_card import ModelCard, Normalizer
 from trimtab_core.not_renderable import NotRenderable

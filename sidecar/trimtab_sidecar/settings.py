@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from trimtab_core.chunks import pool_seed
 
 ENGINES = ("vllm", "sglang")
+PORT_MAX = 65_535
 
 
 class SettingsError(ValueError):
@@ -84,12 +85,21 @@ def parse_settings(arguments: Sequence[str], env: Mapping[str, str]) -> SidecarS
     for name, value in seconds.items():
         if not 0 < value < 3_600:
             raise SettingsError(f"--{name.replace('_', '-')} {value}")
+    if not -1 <= flags.metrics_port <= PORT_MAX:
+        raise SettingsError(
+            f"--metrics-port {flags.metrics_port}: give 1 to {PORT_MAX}, 0 for any free one, -1 for none"
+        )
+    engine_urls = tuple(flags.engine_url or ("http://127.0.0.1:8000",))
+    for url in engine_urls:
+        if not url.startswith(("http://", "https://")):
+            raise SettingsError(f"--engine-url {url} is no http:// or https:// URL")
+        endpoint_address(flags.endpoint_host, url)
     return SidecarSettings(
         pool_name=flags.pool_name,
         pool_namespace=flags.pool_namespace,
         endpoint_host=flags.endpoint_host,
         engine=flags.engine,
-        engine_urls=tuple(flags.engine_url or ("http://127.0.0.1:8000",)),
+        engine_urls=engine_urls,
         engine_args=engine_words(flags.engine_args or env.get("TRIMTAB_ENGINE_ARGS", "")),
         model_dir=flags.model_dir,
         api_key=env.get("TRIMTAB_ENGINE_API_KEY") or env.get("VLLM_API_KEY") or None,

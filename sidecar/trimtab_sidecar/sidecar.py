@@ -17,17 +17,18 @@ import zmq.asyncio
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
-from trimtab_core.chunks import U32, U64
-from trimtab_state.errors import StateUnavailable
-from trimtab_state.keys import PoolKeys
-from trimtab_state.kv_publisher import KvPublisher
-from trimtab_state.store import Store, connect
 
+from trimtab_core.chunks import U32, U64
+from trimtab_core.selection import CORE_NAME, CORE_REASON
 from trimtab_sidecar.drain_socket import DrainSocketError, serve_drain
 from trimtab_sidecar.endpoint_sidecar import MakePublisher
 from trimtab_sidecar.engine_sidecar import EngineSidecar
 from trimtab_sidecar.own_metrics import SidecarCollector
-from trimtab_sidecar.settings import SidecarSettings
+from trimtab_sidecar.settings import SettingsError, SidecarSettings
+from trimtab_state.errors import StateUnavailable
+from trimtab_state.keys import PoolKeys
+from trimtab_state.kv_publisher import KvPublisher
+from trimtab_state.store import Store, connect
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +50,7 @@ class Sidecar:
     async def run(self) -> None:
         """Until SIGTERM, SIGINT or cancellation. Raises what a part raised unexpectedly."""
         settings = self._settings
+        logger.info("core", extra={"core": CORE_NAME, "reason": CORE_REASON})
         keys = PoolKeys(settings.pool_namespace, settings.pool_name)
         store = connect(settings.store_url)
         headers = {"Authorization": f"Bearer {settings.api_key}"} if settings.api_key else {}
@@ -127,11 +129,19 @@ class Sidecar:
                 runner = web.AppRunner(metrics_app(registry), access_log=None)
                 await runner.setup()
                 stack.push_async_callback(runner.cleanup)
-                await web.TCPSite(runner, settings.bind, settings.metrics_port).start()
+                try:
+                    await web.TCPSite(runner, settings.bind, settings.metrics_port).start()
+                except OSError as error:
+                    raise SettingsError(f"--metrics-port {settings.metrics_port}: {error}; give another one") from error
                 self.metrics_port = runner.addresses[0][1]
                 logger.info("metrics served", extra={"port": self.metrics_port})
             if settings.checkpoint_dir is not None:
-                settings.checkpoint_dir.mkdir(parents=True, exist_ok=True)
+                try:
+                    settings.checkpoint_dir.mkdir(parents=True, exist_ok=True)
+                except OSError as error:
+                    raise SettingsError(
+                        f"--checkpoint-dir {settings.checkpoint_dir}: {error.strerror}; give a folder that can be made"
+                    ) from error
                 try:
                     server = await serve_drain(settings.checkpoint_dir, self.drain)
                     stack.callback(server.close)

@@ -6,6 +6,7 @@ import itertools
 from pathlib import Path
 
 import pytest
+
 from trimtab.__main__ import main
 from trimtab.engine_choice import EngineChoice
 from trimtab.errors import UsageError

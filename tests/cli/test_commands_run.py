@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+
 from trimtab_lab.trace import encode_trace, load_trace, whole_sessions
 
 pytestmark = pytest.mark.stack
@@ -83,7 +84,7 @@ def short_trace(tmp_path: Path) -> Path:
 
 
 async def test_the_demo_compares_both_and_writes_figures_and_a_plot(short_trace: Path, tmp_path: Path) -> None:
-    flags = ("--endpoints", "2", "--trace", short_trace, "--rate", "12", "--json", "figures.json", "--plot", "plot.png")
+    flags = ("--endpoints", "2", "--trace", short_trace, "--rate", "5", "--json", "figures.json", "--plot", "plot.png")
     async with command("demo", *flags, cwd=tmp_path) as process:
         output, _ = await process.communicate()
     text = output.decode()

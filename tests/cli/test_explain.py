@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+
 from trimtab.__main__ import main
 from trimtab.explain import ExplainOptions, as_table, explain
 from trimtab.probes import free_ports

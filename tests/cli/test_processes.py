@@ -11,6 +11,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+
 from trimtab.probes import free_ports, listening
 from trimtab.processes import ProcessError, Supervisor
 

@@ -27,7 +27,8 @@ class ModelChains:
         self.pieces = pieces
         self.seed = seed
         self.blocks: dict[int, ModelBlock] = {}
-        self.gap_order: list[int] = []  # unconfirmed blocks, the longest unconfirmed first
+        self.since: dict[int, int] = {}  # unconfirmed blocks -> the gap that made them so
+        self.gaps = 0
         self.held_most = 0
         self.dropped = Counter[str]()
 
@@ -60,8 +61,7 @@ class ModelChains:
     def refer(self, name: int, place: Place) -> None:
         self.blocks[name].held[place] += 1
         self.blocks[name].aside.discard(place)
-        if name in self.gap_order:
-            self.gap_order.remove(name)
+        self.since.pop(name, None)
 
     def remove(self, names: list[int], place: Place) -> None:
         for name in names:
@@ -73,30 +73,30 @@ class ModelChains:
             else:
                 block.aside.discard(place)
             if not +block.held:
-                if not block.aside:
+                if block.aside and (name in self.since or len(self.since) < self.held_most):
+                    self.since.setdefault(name, self.gaps)
+                else:
                     del self.blocks[name]
-                    if name in self.gap_order:
-                        self.gap_order.remove(name)
-                elif name not in self.gap_order:
-                    self.gap_order.append(name)
-                    self.trim()
+                    self.since.pop(name, None)
 
     def clear(self) -> None:
         self.blocks.clear()
-        self.gap_order.clear()
+        self.since.clear()
         self.held_most = 0
 
     def unpublish(self) -> None:
+        self.gaps += 1
         for name, block in self.blocks.items():
             if +block.held:
                 block.aside |= set(+block.held)
                 block.held.clear()
-                self.gap_order.append(name)
-        self.trim()
+                self.since[name] = self.gaps
+        while len(self.since) > self.held_most:
+            first = min(self.since, key=lambda name: (self.since[name], -self.tokens(name), name))
+            del self.blocks[first], self.since[first]
 
-    def trim(self) -> None:
-        while len(self.gap_order) > self.held_most:
-            del self.blocks[self.gap_order.pop(0)]
+    def tokens(self, name: int) -> int:
+        return len(self.blocks[name].before) + len(self.blocks[name].own)
 
     def held(self) -> list[ModelBlock]:
         return [block for block in self.blocks.values() if +block.held]

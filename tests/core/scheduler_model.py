@@ -180,7 +180,7 @@ class ModelScheduler:
                 assert isinstance(given, Rejection)
                 assert given.reason == "endpoints_full"
                 return
-        assert isinstance(given, Placement)
+        assert not isinstance(given, Rejection)
         own = dict.fromkeys(slots, 0)
         hits = dict.fromkeys(slots, 0)
         lengths = []
@@ -200,8 +200,8 @@ class ModelScheduler:
                 own[n] += length - hit
         p = {n: max(self.queued(n) + own[n], self.slots[n].block_tokens) for n in slots}
         score: dict[int, float] = {
-            "product": {n: p[n] * batch[n] for n in slots},
-            "least_request": batch,
+            "product": {n: float(p[n] * batch[n]) for n in slots},
+            "least_request": {n: float(batch[n]) for n in slots},
             "round_robin": {n: float(self.slots[n].turn >= self.round) for n in slots},
         }[request.policy]
         assert given.prompt_tokens == sum(lengths)

@@ -8,6 +8,8 @@ from block_chains_model import ModelChains
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from native_core import native, needs_native
+
 from trimtab_core.block_chains import BlockChains, ChunkChanges
 from trimtab_core.chunks import hash_chunks, root_hash
 from trimtab_core.errors import DataError
@@ -60,9 +62,11 @@ def published(chains: BlockChains) -> dict[int, int]:
 class ChainsMachine(RuleBasedStateMachine):
     """Random events, valid and not: what comes out equals the model after each of them."""
 
+    chains: Any = BlockChains
+
     def __init__(self) -> None:
         super().__init__()
-        self.real = BlockChains(TABLE, SEED)
+        self.real = self.chains(TABLE, SEED)
         self.model = ModelChains(PIECES, SEED)
         self.follower = Follower()
         self.names: dict[tuple[Any, ...], int] = {}  # an engine's hash stands for parent, tokens and root
@@ -156,7 +160,7 @@ class ChainsMachine(RuleBasedStateMachine):
     def restart(self) -> None:
         dumped = self.real.dump()
         self.follower.apply(self.real.drain())
-        self.real = BlockChains.load(TABLE, SEED, dumped)
+        self.real = self.chains.load(TABLE, SEED, dumped)
         assert self.real.drain().is_empty()
         assert self.real.dump() == dumped
 
@@ -166,16 +170,20 @@ class ChainsMachine(RuleBasedStateMachine):
         assert published(self.real) == self.model.chunks()
         assert self.real.chunk_count == len(self.model.chunks())
         assert self.real.block_count == len(self.model.held())
-        assert self.real.unconfirmed_count == len(self.model.gap_order)
+        assert self.real.unconfirmed_count == len(self.model.since)
         assert self.real.dropped_unknown_parent == self.model.dropped["parent"]
         assert self.real.dropped_unknown_token == self.model.dropped["token"]
 
 
-ChainsMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
+class NativeChainsMachine(ChainsMachine):
+    chains = native("BlockChains")
 
 
-class TestBlockChainsEqualTheirModel(ChainsMachine.TestCase):  # type: ignore[misc,name-defined]
-    pass
+RUN = settings(max_examples=80, stateful_step_count=30, deadline=None)
+ChainsMachine.TestCase.settings = NativeChainsMachine.TestCase.settings = RUN
+
+TestBlockChainsEqualTheirModel = ChainsMachine.TestCase
+TestNativeBlockChainsEqualTheModel = needs_native(NativeChainsMachine.TestCase)
 
 
 def chains_with(runs: list[list[int]], *, root: int = ROOTS[0]) -> BlockChains:
@@ -225,6 +233,14 @@ def test_two_tokenisations_of_the_same_bytes_keep_the_smallest_count_and_each_it
     chains.remove(blocks=u64([1]))
     chains.remove(blocks=u64([9]))
     assert published(chains) == {}
+
+
+def test_a_larger_count_that_goes_changes_nothing() -> None:
+    chains = chains_with([[2]])
+    extend(chains, None, [9], [[0, 0, 1]])
+    chains.drain()
+    chains.remove(blocks=u64([9]))
+    assert chains.drain().is_empty()
 
 
 def test_lora_name_and_salt_keep_chains_apart() -> None:

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import xxhash
+
 from trimtab_core.chunks import CHUNK_BYTES, extend_chain, hash_chunks, pool_seed, root_hash
 
 SEED = 0x0123_4567_89AB_CDEF

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from trimtab_core.fleet_load import PREFILL_RATE_MAX, PREFILL_RATE_MIN, FleetLoad
 from trimtab_core.reservation import OWN, Reservation
 from trimtab_core.settings import SchedulerSettings

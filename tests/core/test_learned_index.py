@@ -2,6 +2,7 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from trimtab_core.learned_index import LearnedIndex
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from trimtab_core.policies.least_request import LeastRequest
 from trimtab_core.policies.policy import Policy, Terms
 from trimtab_core.policies.product import Product

@@ -6,6 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
 from trimtab_core.chunk_owners import slots_in
 from trimtab_core.hit import Hit, all_slots, deeper
 from trimtab_core.prefix_index import LOG_SLACK, PrefixIndex
@@ -78,8 +79,7 @@ class IndexMachine(RuleBasedStateMachine):
 IndexMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 
 
-class TestPrefixIndexEqualsItsModel(IndexMachine.TestCase):  # type: ignore[misc,name-defined]
-    pass
+TestPrefixIndexEqualsItsModel = IndexMachine.TestCase
 
 
 @given(

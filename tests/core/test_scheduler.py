@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from trimtab_core.chunks import hash_chunks
 from trimtab_core.errors import InvariantError, UnknownSlot
 from trimtab_core.scheduler import (
@@ -52,7 +53,7 @@ def request(slots: int, *prompts: Prompt | tuple[Prompt, ...], **changed: Any) -
 def place(scheduler: Scheduler, asked: PlacementRequest, now_s: float = 0.0) -> Placement:
     placement = scheduler.place(asked, now_s)
     scheduler.check_invariants()
-    assert isinstance(placement, Placement)
+    assert not isinstance(placement, Rejection)
     return placement
 
 
@@ -398,7 +399,7 @@ def test_approximate_slots_are_matched_by_what_was_sent_there_and_keep_it() -> N
     scheduler.advance(100.0)
     assert place(scheduler, asked, now_s=100.0).hit_tokens[0] == 128
     scheduler.kv_clear(0)  # the engine restarted
-    assert scheduler._bookings.learned.tokens_held(0) == 0
+    assert len(scheduler.learned_export(0)[0]) == 0
 
 
 def test_a_request_that_left_before_its_first_token_teaches_nothing() -> None:
@@ -440,7 +441,7 @@ def test_an_endpoint_that_flaps_a_thousand_times_leaks_nothing() -> None:
         hold_chain = hash_chunks(f"{n:04}".encode() * 64, 0, SEED)
         scheduler.kv_apply(0, hold_chain, np.full(4, 16, dtype=np.uint32), NO_CHUNKS, float(n))
         placement = scheduler.place(request(1, prompt(text(("a", 3)))), float(n))
-        assert isinstance(placement, Placement)
+        assert not isinstance(placement, Rejection)
         kept.append(placement.reservation_id)
         scheduler.remove_slot(0)
         scheduler.add_slot()
@@ -451,6 +452,7 @@ def test_an_endpoint_that_flaps_a_thousand_times_leaks_nothing() -> None:
     assert scheduler.load().requests.tolist() == [0]
 
 
+@pytest.mark.parametrize("core", ["reference"], indirect=True)  # the native one has no door to break in by
 def test_a_broken_invariant_is_raised() -> None:
     scheduler = pool(1)
     place(scheduler, request(1))

@@ -6,9 +6,11 @@ import numpy as np
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from native_core import native, needs_native
 from scheduler_model import OWN, ModelScheduler
+
 from trimtab_core.chunks import hash_chunks
-from trimtab_core.scheduler import Placement, PlacementRequest, Prompt, Scheduler, SchedulerSettings
+from trimtab_core.scheduler import PlacementRequest, Prompt, Rejection, Scheduler, SchedulerSettings
 
 SETTINGS = SchedulerSettings(kv_capacity_tokens=300, grace_s=2.0)
 SEED = 5
@@ -29,7 +31,8 @@ def text_of(letters: str) -> bytes:
 
 
 def chain_of(letters: str) -> list[int]:
-    return hash_chunks(text_of(letters), 0, SEED).tolist()
+    chain: list[int] = hash_chunks(text_of(letters), 0, SEED).tolist()
+    return chain
 
 
 # Few letters and a long common head, so that prompts meet; long ones too, so that both sampling steps appear.
@@ -48,9 +51,11 @@ PROMPTS = st.builds(
 
 
 class SchedulerMachine(RuleBasedStateMachine):
+    scheduler: Any = Scheduler
+
     def __init__(self) -> None:
         super().__init__()
-        self.real = Scheduler(rng_seed=1, settings=SETTINGS)
+        self.real = self.scheduler(rng_seed=1, settings=SETTINGS)
         self.model = ModelScheduler(SETTINGS)
         self.now_s = 100.0
         self.placed: list[int] = []
@@ -73,7 +78,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.model.remove_slot(slot)
 
     def some_slot(self, data: st.DataObject) -> int:
-        return data.draw(st.sampled_from(sorted(self.model.slots)))
+        slot: int = data.draw(st.sampled_from(sorted(self.model.slots)))
+        return slot
 
     @precondition(lambda self: self.model.slots)
     @rule(data=st.data(), letters=LETTERS, cut=st.integers(0, 3), removed=LETTERS, step=st.sampled_from([8, 16, 32]))
@@ -138,12 +144,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
         given = self.real.place(request, self.now_s)
         self.model.place(request, self.now_s, given)
-        if isinstance(given, Placement):
+        if not isinstance(given, Rejection):
             assert given.reservation_id not in self.placed
             self.placed.append(given.reservation_id)
 
     def some_id(self, data: st.DataObject) -> int:
-        return data.draw(st.sampled_from([*self.placed, 999_999]))
+        of: int = data.draw(st.sampled_from([*self.placed, 999_999]))
+        return of
 
     @rule(data=st.data())
     def first_token(self, data: st.DataObject) -> None:
@@ -205,7 +212,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(peer=st.sampled_from(PEERS), of=st.integers(1, 6))
     def peer_finish(self, peer: int, of: int) -> None:
         self.real.peer_finish(peer, of, self.now_s)
-        if any(key[0] == peer for key in self.model.open) or peer in self.real._peers:
+        if any(key[0] == peer for key in self.model.open) or peer in self.real.replicas():
             self.model.finish((peer, of))
 
     @rule(peer=st.sampled_from(PEERS), chance=st.integers(0, 2))
@@ -227,9 +234,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             if state:
                 hashes, tokens = self.real.kv_export(slot)
                 assert list(zip(hashes.tolist(), tokens.tolist(), strict=True)) == sorted(state.held.items())
-                assert list(self.real._bookings.learned._costs.get(slot, {}).items()) == [
-                    (c, k) for c, k, _ in state.learned
-                ]
+                chunks, costs = self.real.learned_export(slot)
+                learned = list(zip(chunks.tolist(), costs.tolist(), strict=True))
+                assert learned == [(c, k) for c, k, _ in state.learned]
         held = [set(state.held) for state in self.model.slots.values()]
         assert self.real.index_size() == (len(set().union(*held)), sum(map(len, held)))
         assert [
@@ -242,10 +249,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         ]
 
 
-SchedulerMachine.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+class NativeSchedulerMachine(SchedulerMachine):
+    scheduler = native("Scheduler")
 
 
-class TestSchedulerEqualsItsModel(SchedulerMachine.TestCase):  # type: ignore[misc,name-defined]
-    pass
+RUN = settings(max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+SchedulerMachine.TestCase.settings = NativeSchedulerMachine.TestCase.settings = RUN
+
+TestSchedulerEqualsItsModel = SchedulerMachine.TestCase
+TestNativeSchedulerEqualsTheModel = needs_native(NativeSchedulerMachine.TestCase)

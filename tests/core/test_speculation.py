@@ -3,6 +3,7 @@
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
 from trimtab_core.reservation import OWN
 from trimtab_core.speculation import Speculation
 
@@ -101,8 +102,7 @@ class SpeculationMachine(RuleBasedStateMachine):
 SpeculationMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
 
 
-class TestSpeculationEqualsItsModel(SpeculationMachine.TestCase):  # type: ignore[misc,name-defined]
-    pass
+TestSpeculationEqualsItsModel = SpeculationMachine.TestCase
 
 
 def test_at_the_bound_the_oldest_claim_goes_first_and_is_counted() -> None:

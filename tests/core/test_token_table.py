@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from trimtab_core.errors import DataError
 from trimtab_core.token_table import MAGIC, TABLE_BYTES_MAX, TokenTable, UnknownToken
 

@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 from envoy_rig import Rig, grpc_serving
+
 from trimtab.probes import free_ports, http_ok
 from trimtab.processes import Supervisor
 

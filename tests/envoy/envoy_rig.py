@@ -12,6 +12,7 @@ import aiohttp
 import envoy
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+
 from trimtab.probes import free_ports, http_ok
 from trimtab.processes import Supervisor
 from trimtab_operator.envoy_config import bootstrap_json

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import envoy
 import pytest
+
 from trimtab_operator.envoy_config import bootstrap_json
 from trimtab_operator.envoy_front import DnsHosts, EnvoyFront, FrontError, Hosts, StaticHosts, parse_socket
 

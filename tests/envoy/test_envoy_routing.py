@@ -7,6 +7,7 @@ from collections import Counter
 
 import pytest
 from envoy_rig import Rig
+
 from trimtab.probes import free_ports
 from trimtab_operator.envoy_front import DnsHosts
 

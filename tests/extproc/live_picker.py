@@ -6,10 +6,11 @@ from types import TracebackType
 from typing import Any
 
 import aiohttp
+from waiting import until
+
 from trimtab_extproc.service import Service
 from trimtab_extproc.settings import Settings
 from trimtab_state import ControlDocument, ControlWriter, EndpointSpec, PoolKeys, connect
-from waiting import until
 
 NAMESPACE, POOL, SECRET = "tests", "pool", b"a secret of the tests"
 KEYS = PoolKeys(NAMESPACE, POOL)

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import numpy as np
+
 from trimtab_core.chunks import U32, U64, pool_seed
 from trimtab_core.model_card import ModelCard
 from trimtab_core.scheduler import Scheduler, SchedulerSettings

@@ -1,6 +1,7 @@
 """Names, addresses and slots."""
 
 import pytest
+
 from trimtab_extproc import endpoint_table
 from trimtab_extproc.endpoint_table import EndpointTable
 
@@ -37,6 +38,7 @@ def table(slots: Numbered) -> EndpointTable:
         ("10.0.0.1:8000/3", "10.0.0.1:8000", "10.0.0.1", 3),
         ("[::1]:8000/0", "[::1]:8000", "::1", 0),
         ("10.0.0.1:8000/x", "10.0.0.1:8000", "10.0.0.1", None),
+        ("10.0.0.1:8000/" + "9" * 5_000, "10.0.0.1:8000", "10.0.0.1", None),
     ],
 )
 def test_a_name_says_address_and_rank(

@@ -2,9 +2,11 @@
 
 from collections import Counter
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from trimtab_extproc.body_budget import BodyBudget
 from trimtab_extproc.errors import ProtocolError
 from trimtab_extproc.events import (
@@ -104,6 +106,7 @@ def route(phase: Phase, content_length: int | None = None) -> Route:
         phase=phase,
         destination=PLACED.destination,
         rank=None,
+        is_rank_removed=False,
         content_length=content_length,
         is_route_cache_cleared=False,
     )
@@ -112,7 +115,7 @@ def route(phase: Phase, content_length: int | None = None) -> Route:
 def test_a_buffered_body_is_waited_for_and_the_choice_answers_it() -> None:
     talk = Conversation()
     assert talk.tell(RequestHeaders(headers=HEADERS, end_of_stream=False, modes=BUFFERED)) == (
-        ContinueRequestHeaders(is_destination_removed=False),
+        ContinueRequestHeaders(is_stripped=False),
     )
     decide = talk.decide(RequestBody(body=b"hello", end_of_stream=True))
     assert (decide.body, decide.headers) == (b"hello", HEADERS)
@@ -128,12 +131,22 @@ def test_a_buffered_body_is_whole_even_without_end_of_stream() -> None:
     assert talk.tell(RequestTrailers()) == (ContinueRequestTrailers(),)
 
 
-def test_the_clients_own_destination_is_taken_away_at_the_door() -> None:
+@pytest.mark.parametrize(
+    ("name", "value"), [("x-gateway-destination-endpoint", "169.254.169.254:80"), ("x-data-parallel-rank", "3")]
+)
+def test_the_clients_own_choice_is_taken_away_at_the_door(name: str, value: str) -> None:
     talk = Conversation()
-    headers = {**HEADERS, "x-gateway-destination-endpoint": "169.254.169.254:80"}
+    headers = {**HEADERS, name: value}
     assert talk.tell(RequestHeaders(headers=headers, end_of_stream=False, modes=BUFFERED)) == (
-        ContinueRequestHeaders(is_destination_removed=True),
+        ContinueRequestHeaders(is_stripped=True),
     )
+
+
+def test_a_client_does_not_choose_the_rank_behind_an_endpoint_without_ranks() -> None:
+    talk = Conversation()
+    headers = {**HEADERS, "x-data-parallel-rank": "3"}
+    talk.decide(RequestHeaders(headers=headers, end_of_stream=True, modes=DUPLEX))
+    assert talk.tell(PLACED) == [msgspec.structs.replace(route(Phase.HEADERS), is_rank_removed=True)]
 
 
 def test_a_streamed_body_is_gathered_and_follows_the_headers() -> None:

@@ -13,6 +13,7 @@ from gateway_messages import BODY_MODE, body, headers, response_headers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from picker_rig import PickerRig
+
 from trimtab_extproc.body_budget import BodyBudget
 from trimtab_extproc.exchange import ExchangeSettings
 from trimtab_extproc.server import ExternalProcessor

@@ -15,10 +15,11 @@ from gateway_messages import body, headers, response_headers
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from live_picker import NAMESPACE, POOL, LivePicker, picker_settings
 from toy_upstream import ToyUpstream
-from trimtab_extproc.health import READINESS_NAMES
-from trimtab_extproc.wire import METHOD, SERVICE
 from valkey_server import ValkeyProcess, free_port
 from waiting import until
+
+from trimtab_extproc.health import READINESS_NAMES
+from trimtab_extproc.wire import METHOD, SERVICE
 
 pytestmark = pytest.mark.stack
 

@@ -11,6 +11,7 @@ from envoy_data_plane.envoy.type import v3 as type_v3
 from envoy_data_plane.google.protobuf import Struct
 from hypothesis import given
 from hypothesis import strategies as st
+
 from trimtab_extproc import wire
 from trimtab_extproc.errors import ProtocolError
 from trimtab_extproc.events import (
@@ -185,11 +186,18 @@ ERROR = {
 }
 
 
-def route(phase: Phase, rank: int | None = None, content_length: int | None = None, cleared: bool = False) -> Route:
+def route(
+    phase: Phase,
+    rank: int | None = None,
+    content_length: int | None = None,
+    cleared: bool = False,
+    rank_removed: bool = False,
+) -> Route:
     return Route(
         phase=phase,
         destination=DESTINATION,
         rank=rank,
+        is_rank_removed=rank_removed,
         content_length=content_length,
         is_route_cache_cleared=cleared,
     )
@@ -199,15 +207,17 @@ def route(phase: Phase, rank: int | None = None, content_length: int | None = No
     ("reply", "message"),
     [
         (
-            ContinueRequestHeaders(is_destination_removed=False),
+            ContinueRequestHeaders(is_stripped=False),
             {"request_headers": ext_proc.HeadersResponse()},
         ),
         (
-            ContinueRequestHeaders(is_destination_removed=True),
+            ContinueRequestHeaders(is_stripped=True),
             {
                 "request_headers": ext_proc.HeadersResponse(
                     response=ext_proc.CommonResponse(
-                        header_mutation=ext_proc.HeaderMutation(remove_headers=["x-gateway-destination-endpoint"])
+                        header_mutation=ext_proc.HeaderMutation(
+                            remove_headers=["x-gateway-destination-endpoint", "x-data-parallel-rank"]
+                        )
                     )
                 )
             },
@@ -230,6 +240,19 @@ def route(phase: Phase, rank: int | None = None, content_length: int | None = No
             route(Phase.BODY),
             {
                 "request_body": ext_proc.BodyResponse(response=mutated(DESTINATION_OPTION)),
+                "dynamic_metadata": METADATA,
+            },
+        ),
+        (
+            route(Phase.BODY, rank_removed=True),
+            {
+                "request_body": ext_proc.BodyResponse(
+                    response=ext_proc.CommonResponse(
+                        header_mutation=ext_proc.HeaderMutation(
+                            set_headers=[DESTINATION_OPTION], remove_headers=["x-data-parallel-rank"]
+                        )
+                    )
+                ),
                 "dynamic_metadata": METADATA,
             },
         ),

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from trimtab_extproc.errors import ConfigError
 from trimtab_extproc.settings import FOREIGN_FLAGS, Settings, parse_settings
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from picker_rig import CARD, DIGEST, PickerRig, chat
+
 from trimtab_extproc import fleet_view
 from trimtab_extproc.fleet_view import FORGET_AFTER_S
 from trimtab_state import Policy, ServedModel
@@ -61,9 +62,19 @@ def test_a_view_is_kept_until_something_that_it_shows_changes(rig: PickerRig) ->
 def test_views_are_bounded(rig: PickerRig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet_view, "VIEWS_MAX", 3)
     rig.announce(A)
+    rig.beat(A, models={f"model-{index}": ServedModel() for index in range(10)})
     for index in range(10):
         assert rig.fleet.view(f"model-{index}").candidates.sum() == 1
     assert len(rig.fleet._views) <= 3
+
+
+def test_names_that_clients_invent_share_one_view_and_are_not_kept(rig: PickerRig) -> None:
+    rig.announce(A)
+    known = rig.fleet.view("m")
+    invented = {id(rig.fleet.view("x" * 1_000_000 + str(index))) for index in range(2 * fleet_view.VIEWS_MAX)}
+    assert len(invented) == 1
+    assert set(rig.fleet._views) == {"m", None}
+    assert rig.fleet.view("m") is known
 
 
 def test_a_heartbeat_that_is_gone_leaves_a_candidate_by_load(rig: PickerRig) -> None:
@@ -187,3 +198,12 @@ async def test_what_was_learned_of_an_engine_is_void_when_another_process_takes_
     rig.beat(A, epoch="2", models={})
     await rig.place(chat(text + " and another"))
     assert rig.last()["endpoints"][0]["hit_tokens"] == 0
+
+
+def test_the_chunks_of_a_new_engine_stay_when_its_first_heartbeat_comes_after_its_snapshot(rig: PickerRig) -> None:
+    rig.announce(A)
+    rig.beat(A, epoch="1")
+    hashes, tokens = np.array([7, 8], dtype=np.uint64), np.array([16, 32], dtype=np.uint32)
+    rig.fleet.on_kv_replace(A, hashes, tokens)
+    rig.beat(A, epoch="2")
+    assert rig.scheduler.kv_export(rig.table.named(A).slot)[0].tolist() == [7, 8]

@@ -1,6 +1,8 @@
 """Who may be chosen for a model, and how each candidate renders its prompts."""
 
+import msgspec
 import pytest
+
 from trimtab_core.model_card import ModelCard
 from trimtab_extproc import model_view
 from trimtab_extproc.endpoint_table import Endpoint
@@ -120,3 +122,10 @@ def test_arrays_run_over_all_slots() -> None:
     seen = view("m", beat(0, m=M), slot_count=5)
     assert [len(array) for array in (seen.candidates, seen.exact, seen.variant_of_slot)] == [5, 5, 5]
     assert seen.candidates.sum() == 1
+
+
+def test_what_sidecars_have_measured_goes_before_what_a_sample_text_said() -> None:
+    measured = msgspec.structs.replace(beat(0, m=M), tokens_per_byte=0.18)
+    assert view("m", measured, beat(1, m=M)).tokens_per_byte == pytest.approx(0.18)
+    senseless = msgspec.structs.replace(measured, tokens_per_byte=float("inf"))
+    assert view("m", senseless, beat(1, m=M)).tokens_per_byte == pytest.approx(0.2)

@@ -4,9 +4,10 @@ import asyncio
 import threading
 
 import pytest
+from waiting import until
+
 from trimtab_extproc import offload
 from trimtab_extproc.offload import INLINE_BYTES_MAX, Offload, OffloadOverflow
-from waiting import until
 
 BIG = INLINE_BYTES_MAX + 1
 

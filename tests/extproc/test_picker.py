@@ -5,6 +5,7 @@ import json
 
 import pytest
 from picker_rig import CARD, SEED, PickerRig, chat
+
 from trimtab_core.chunks import U64, hash_chunks, root_hash
 from trimtab_extproc import offload
 from trimtab_extproc.errors import NotReady

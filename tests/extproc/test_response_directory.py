@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+
 from trimtab_extproc import response_directory
 from trimtab_extproc.response_directory import ResponseDirectory
 from trimtab_state import StateUnavailable

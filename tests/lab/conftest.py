@@ -8,6 +8,7 @@ from typing import Any
 import aiohttp
 import pytest
 from lab_rig import FAST, Consumer, Emulator, Start, free_ports
+
 from trimtab_lab.emulated_engine import EmulatorSettings
 from trimtab_lab.emulator import serving
 from trimtab_lab.engine_settings import EngineSettings

@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 import msgspec
 import zmq.asyncio
+
 from trimtab_lab.emulated_engine import EmulatedEngine
 from trimtab_lab.step_time import StepTime
 

@@ -10,6 +10,7 @@ import openai
 import pytest
 from lab_rig import Consumer, Start, capture, until
 from prometheus_client.parser import text_string_to_metric_families
+
 from trimtab_lab.answer import Wishes
 from trimtab_lab.engine_model import EngineModel
 from trimtab_lab.engine_request import EngineRequest

@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 from lab_rig import free_ports
+
 from trimtab_lab.emulator import parse_arguments, settings_from
 
 STREAM = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 3000, "ignore_eos": True, "stream": True}

@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from trimtab_lab.engine_model import EngineModel
 from trimtab_lab.engine_request import EngineRequest, FinishReason, Refusal, StepOutcome
 from trimtab_lab.engine_settings import EngineSettings

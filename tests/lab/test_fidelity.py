@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+
 from trimtab_lab.engine_model import EngineModel
 from trimtab_lab.engine_request import EngineRequest
 from trimtab_lab.engine_settings import EngineSettings

@@ -10,6 +10,7 @@ import pytest
 from aiohttp import web
 from lab_rig import Start
 from PIL import Image
+
 from trimtab_lab import report
 from trimtab_lab.replay import Progress, ReplaySettings, RequestResult, Sending, chat_sendings, replay
 from trimtab_lab.report import Summary, summarise, table

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from trimtab_lab.trace import (
     SHIPPED_TRACE,
     TraceError,

@@ -1,6 +1,7 @@
 """Engines side by side in virtual time."""
 
 import pytest
+
 from trimtab_lab.engine_model import EngineModel
 from trimtab_lab.engine_request import EngineRequest, StepOutcome
 from trimtab_lab.engine_settings import EngineSettings

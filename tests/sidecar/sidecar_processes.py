@@ -16,12 +16,13 @@ import aiohttp
 import numpy as np
 from pool_mirror import PoolMirror
 from sidecar_captures import TINY_MODEL, tiny_table
+from zmq_engine import until
+
 from trimtab_core.chunks import hash_chunks, pool_seed, root_hash
 from trimtab_state.documents import Heartbeat
 from trimtab_state.keys import PoolKeys
 from trimtab_state.pool_follower import PoolFollower
 from trimtab_state.store import connect
-from zmq_engine import until
 
 SECRET = "a secret of these tests"
 NAMESPACE, POOL = "ns", "pool"

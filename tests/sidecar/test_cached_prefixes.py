@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sidecar_captures import SEED, TINY_MODEL, frames, tiny_table
+
 from trimtab_core.chunks import hash_chunks, root_hash
 from trimtab_sidecar import vllm_events
-from trimtab_sidecar.cached_prefixes import CachedPrefixes
+from trimtab_sidecar.cached_prefixes import OTHER_GROUPS_MAX, CachedPrefixes
 from trimtab_sidecar.engine_events import BlocksRemoved, BlocksStored, CacheCleared, EngineEvent, EventBatch
 
 TABLE = tiny_table()
@@ -229,3 +230,35 @@ def test_any_events_leave_a_map_that_does_not_contradict_itself(steps: list[tupl
             del told[chunk]
         told |= dict(zip(changes.added.tolist(), changes.tokens.tolist(), strict=True))
         assert told == published(prefixes)
+
+
+def test_tokens_per_byte_are_measured_once_there_is_enough_text() -> None:
+    prefixes = CachedPrefixes(TABLE, SEED)
+    rates = []
+    for number in range(400):
+        tokens = np.arange(300 + number, 332 + number, dtype=np.uint32)
+        blocks = np.array([number + 1], dtype=np.uint64)
+        prefixes.chains.store(parent=None, blocks=blocks, tokens=tokens, block_tokens=32, root=number)
+        rates.append(prefixes.tokens_per_byte)
+    assert rates[0] == 0.0
+    seen = [rate for rate in rates if rate]
+    assert seen[-1] == pytest.approx(prefixes.chains.tokens_seen / prefixes.chains.bytes_seen, rel=0.05)
+    assert len(set(seen)) < 10
+
+
+def test_what_is_remembered_of_other_groups_is_bounded() -> None:
+    prefixes = CachedPrefixes(TABLE, SEED)
+    for group in range(1_000):
+        blocks = np.array([group], dtype=np.uint64)
+        event = BlocksStored(
+            blocks=blocks,
+            parent=None,
+            tokens=np.empty(0, dtype=np.uint32),
+            block_tokens=0,
+            group=group,
+            kind="k" * 10_000,
+        )
+        prefixes.apply(EventBatch(events=(event,), time_s=0.0, rank=None))
+    assert len(prefixes.other_groups) == OTHER_GROUPS_MAX
+    assert prefixes.approximate is not None
+    assert len(prefixes.approximate) < 200

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sidecar_captures import SEED, frames, tiny_table
+
 from trimtab_core.block_chains import BlockChains
 from trimtab_sidecar import vllm_events
 from trimtab_sidecar.cached_prefixes import CachedPrefixes

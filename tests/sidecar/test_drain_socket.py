@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+
 from trimtab_sidecar.__main__ import EXIT_SETTINGS, main
 from trimtab_sidecar.drain_socket import DrainSocketError, ask_to_drain, serve_drain, socket_path
 

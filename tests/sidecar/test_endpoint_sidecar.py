@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from sidecar_captures import SEED, tiny_table
 from test_kv_feed import QUICK
 from test_vllm_events import EVENTS
+from zmq_engine import ZmqEngine, until, zmq_context
+
 from trimtab_core.block_chains import ChunkChanges
 from trimtab_core.chunks import U32, U64
 from trimtab_core.token_table import TokenTable
@@ -23,18 +25,17 @@ from trimtab_sidecar.checkpoint import CheckpointFile
 from trimtab_sidecar.endpoint_sidecar import EndpointSidecar
 from trimtab_sidecar.kv_sources import KvSource
 from trimtab_state.documents import Heartbeat
-from zmq_engine import ZmqEngine, until, zmq_context
 
 TABLE = tiny_table()
 ENDPOINT = "10.0.0.1:8000"
 
 
 class ToldState:
-    """A publisher that keeps what followers would hold."""
+    """A publisher that keeps what followers would hold. Its first snapshot is of the epoch that it was made with."""
 
-    def __init__(self, snapshot: Callable[[], tuple[U64, U32]]) -> None:
+    def __init__(self, snapshot: Callable[[], tuple[U64, U32]], epoch: str) -> None:
         self.chunks: dict[int, int] = {}
-        self.epochs: list[str] = []
+        self.epochs = [epoch]
         self.is_running = False
         self.publications = 0
         self._snapshot = snapshot
@@ -42,12 +43,12 @@ class ToldState:
     def publish(self, changes: ChunkChanges, epoch: str) -> None:
         assert self.is_running, "nothing is published before the first snapshot"
         self.publications += 1
-        if changes.cleared or (self.epochs and self.epochs[-1] != epoch):
+        if changes.cleared or self.epochs[-1] != epoch:
             self.chunks = {}
         for chunk in changes.removed.tolist():
             self.chunks.pop(chunk, None)
         self.chunks |= dict(zip(changes.added.tolist(), changes.tokens.tolist(), strict=True))
-        if not self.epochs or self.epochs[-1] != epoch:
+        if self.epochs[-1] != epoch:
             self.epochs.append(epoch)
 
     def heartbeat(self, heartbeat: Heartbeat) -> None: ...
@@ -82,7 +83,7 @@ class Rig:
         self.told: ToldState
 
         def make_publisher(endpoint: str, snapshot: Callable[[], tuple[U64, U32]], epoch: str) -> ToldState:
-            self.told = ToldState(snapshot)
+            self.told = ToldState(snapshot, epoch)
             return self.told
 
         sidecar = EndpointSidecar(
@@ -203,6 +204,11 @@ async def test_an_engine_that_restarts_while_its_sidecar_is_away_voids_the_check
     second = await rig.start()
     await rig.holds(1)
     assert second.epoch != first.epoch
+    # The next event adds to what is held; it does not begin the new epoch.
+    rig.engine.lose(stored(1))
+    assert second.feed is not None
+    second.feed.check_tail()
+    await rig.holds(2)
 
 
 async def test_a_gap_beyond_the_buffer_unpublishes_until_the_blocks_are_seen_again(rig: Rig) -> None:
@@ -347,7 +353,7 @@ async def test_no_frame_brings_an_endpoint_down_and_each_unreadable_one_is_count
             decode=vllm_events.decode,
             table=TABLE,
             seed=SEED,
-            make_publisher=lambda endpoint, snapshot, epoch: ToldState(snapshot),
+            make_publisher=lambda endpoint, snapshot, epoch: ToldState(snapshot, epoch),
             checkpoint_file=None,
             context=context,
         )

@@ -7,12 +7,13 @@ from collections.abc import AsyncIterator
 import pytest
 from aiohttp import web
 from sidecar_captures import TINY_MODEL, tiny_pieces
+from zmq_engine import until
+
 from trimtab_core.model_card import ModelCard
 from trimtab_sidecar import card_process, engine_card
 from trimtab_sidecar.card_process import CardError, CardRequest, card_from_child
 from trimtab_sidecar.engine_card import EngineCard
 from trimtab_sidecar.probes import EngineUnreachable
-from zmq_engine import until
 
 
 def request(url: str, **changes: object) -> CardRequest:

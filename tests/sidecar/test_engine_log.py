@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from trimtab_sidecar.engine_log import NOWHERE, EngineLog, LogPosition, ReplayEnd, Verdict, digest
 
 WHOLE_FRAMES = 3

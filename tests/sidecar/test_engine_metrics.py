@@ -4,8 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sidecar_captures import metrics_text
+
 from trimtab_sidecar.engine_metrics import EngineMetrics, RankMetrics, parse_metrics
+from trimtab_sidecar.kv_sources import RANKS_MAX
 from trimtab_sidecar.scrape_pace import ScrapePace
+from trimtab_state.documents import Heartbeat, decode_heartbeat, encode
 
 
 def test_a_captured_dump_of_an_idle_engine_is_read() -> None:
@@ -102,3 +105,27 @@ def test_an_engine_is_looked_at_more_rarely_while_nothing_changes() -> None:
     assert idle == [1.5, 2.25, 3.0, 3.0]
     assert pace.next(changed=False, busy=True) == 1.0
     assert pace.next(changed=True, busy=False) == 1.0
+
+
+def test_numbers_that_no_engine_can_mean_fit_in_a_heartbeat_or_are_none() -> None:
+    nines = "9" * 15
+    rank = parse_metrics(
+        f'vllm:cache_config_info{{block_size="{nines}",num_gpu_blocks="{nines}"}} 1.0\n'
+        "vllm:num_requests_running 9e17\n"
+        "vllm:num_requests_running 9e17\n"
+    ).rank(0)
+    assert (rank.block_tokens, rank.kv_capacity_tokens) == (None, None)
+    beat = Heartbeat(endpoint="e", epoch="e", running=rank.running)
+    assert decode_heartbeat(encode(beat)) == beat
+
+
+def test_the_ranks_that_a_dump_claims_are_bounded() -> None:
+    dump = "".join(f'vllm:num_requests_running{{engine="{rank}"}} 1\n' for rank in range(2 * RANKS_MAX))
+    assert len(parse_metrics(dump).ranks) == RANKS_MAX
+
+
+def test_labels_that_are_none_are_passed_over_in_one_go() -> None:
+    # Were each of its letters a place to start anew, this one line would take hours.
+    noise = "a" * 5_000_000
+    metrics = parse_metrics(f'vllm:num_requests_running{{{noise},engine="1",b="{noise}}} 2\n')
+    assert metrics.ranks[1].running == 2

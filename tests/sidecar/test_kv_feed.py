@@ -9,10 +9,11 @@ import msgspec
 import pytest
 import zmq
 import zmq.asyncio
+from zmq_engine import ZmqEngine, until, zmq_context
+
 from trimtab_sidecar.engine_log import EngineLog, LogPosition
 from trimtab_sidecar.kv_feed import FeedTimes, KvFeed
 from trimtab_sidecar.kv_sources import KvSource
-from zmq_engine import ZmqEngine, until, zmq_context
 
 QUICK = FeedTimes(replay_silence_s=0.15, settle_s=0.02, retry_s=0.02, notice_s=0.01)
 

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+
 from trimtab_sidecar.kv_sources import (
     KvSource,
     SourceError,
@@ -92,3 +93,8 @@ def test_a_senseless_number_of_ranks_is_refused(ranks: int) -> None:
 def test_an_address_that_has_no_port_has_no_ranks() -> None:
     with pytest.raises(SourceError):
         of_ranks(KvSource(rank=0, events="ipc:///tmp/events", replay=None), 2)
+
+
+def test_a_rank_with_thousands_of_digits_is_refused() -> None:
+    with pytest.raises(SourceError):
+        discovered_sources({"9" * 5_000: {"publisher": "zmq", "endpoint": "tcp://*:5557"}}, "127.0.0.1")

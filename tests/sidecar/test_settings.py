@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 
 import pytest
+
 from trimtab_core.chunks import pool_seed
 from trimtab_sidecar.json_log import VALUE_CHARS_MAX, log_json
 from trimtab_sidecar.settings import SettingsError, endpoint_address, engine_host, parse_settings, script_words

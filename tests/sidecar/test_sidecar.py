@@ -9,9 +9,10 @@ from pathlib import Path
 import aiohttp
 import pytest
 from sidecar_processes import Pod
-from trimtab_core.model_card import ModelCard
 from valkey_server import ValkeyProcess, running
 from zmq_engine import until
+
+from trimtab_core.model_card import ModelCard
 
 TEXTS = [
     "The first of several texts that are long enough to fill a few blocks of sixteen tokens each, and then some more.",

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sidecar_captures import fixture_payloads, frames
+
 from trimtab_sidecar import sglang_events, vllm_events
 from trimtab_sidecar.engine_events import BlocksRemoved, BlocksStored, CacheCleared, EventBatch, EventFormatError
 
@@ -256,3 +257,9 @@ def test_sglang_hashes_are_signed_and_its_last_page_may_be_short() -> None:
 def test_sglang_pairs_of_tokens_are_not_claimed() -> None:
     batch = sglang_events.decode(payload(["BlockStored", [1], None, [[1, 2], [2, 3]], 2, None]))
     assert (batch.events, batch.refused_blocks) == ((), 1)
+
+
+@pytest.mark.parametrize("field", ["group_idx", "block_size"])
+def test_an_event_with_an_absurd_number_is_left_out_and_spoils_no_other(field: str) -> None:
+    batch = vllm_events.decode(payload(stored(**{field: 2**63}), stored()))
+    assert (len(batch.events), batch.undecodable) == (1, 1)

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable
 import msgspec
 import zmq
 import zmq.asyncio
+
 from trimtab_sidecar.kv_sources import KvSource
 
 TOPIC = b"kv@pod@tiny"

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from trimtab_extproc.formats.fields import (
+    PROMPTS_MAX,
     GeneratingBody,
     SharedBody,
     bounded,
@@ -126,6 +127,9 @@ def prompt_sources(prompt: Prompts, adds_special_tokens: bool) -> tuple[Source, 
         return (token_source(prompt),)
     if len(set(map(type, prompt))) != 1:
         raise NotUnderstood("fields")
+    if len(prompt) > PROMPTS_MAX:
+        # None of them will claim a prefix (`bounded`), so there is no need to look at each.
+        return (OpaqueSource(size_bytes=0),) * len(prompt)
     return tuple(
         TextSource(text=item, adds_special_tokens=adds_special_tokens) if isinstance(item, str) else token_source(item)
         for item in prompt

@@ -10,6 +10,7 @@ from typing import Any
 from jinja2 import TemplateError
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
 from trimtab_core.model_card import ModelCard
 
 TEMPLATES_MAX = 64

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 import numpy as np
-from trimtab_core.chunks import U64, hash_chunks, root_hash
+
+from trimtab_core.chunks import U64, root_hash
 from trimtab_core.model_card import ModelCard
 from trimtab_core.placement import Prompt
 from trimtab_core.rendering import (
@@ -20,7 +21,7 @@ from trimtab_core.rendering import (
     render_completion,
     render_prompt,
 )
-
+from trimtab_core.selection import hash_chunks
 from trimtab_extproc.formats.canonical import canonical_bytes
 from trimtab_extproc.formats.inline_system import wants_system_first
 from trimtab_extproc.formats.parsed_request import (

@@ -9,8 +9,8 @@ import json
 from typing import Any
 
 import msgspec
-from trimtab_core.chat_messages import CallAsMade
 
+from trimtab_core.chat_messages import CallAsMade
 from trimtab_extproc.formats.chat import brings_template
 from trimtab_extproc.formats.fields import SharedBody, forwarded_ids, output_tokens, salt_of
 from trimtab_extproc.formats.json_body import NotUnderstood, decode_body

@@ -4,6 +4,7 @@ import copy
 from typing import Any
 
 import pytest
+
 from trimtab_core.chat_messages import MEDIA_MARK, Conversation, developer_as_system, parse_messages
 from trimtab_core.not_renderable import NotRenderable
 

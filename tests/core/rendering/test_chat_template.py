@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from datetime import datetime
 
 import pytest
+
 from trimtab_core.chat_template import (
     TEMPLATE_CHARS_MAX,
     RenderClock,

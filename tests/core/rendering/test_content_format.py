@@ -1,6 +1,7 @@
 """The content format is read off a template as engines do."""
 
 import pytest
+
 from trimtab_core.content_format import content_format_of
 
 PARTS = [

@@ -10,6 +10,7 @@ from golden_prompts import (
     read_golden,
     template_source,
 )
+
 from trimtab_core.model_card import ModelCard
 from trimtab_core.not_renderable import NotRenderable
 from trimtab_core.rendering import render_chat

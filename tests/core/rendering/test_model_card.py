@@ -4,6 +4,7 @@ import dataclasses
 
 import msgspec
 import pytest
+
 from trimtab_core.errors import DataError
 from trimtab_core.model_card import ModelCard
 from trimtab_core.not_renderable import NotRenderable

@@ -25,6 +25,8 @@ from golden_prompts import (
     template_source,
     write_golden,
 )
+from vllm_process import VllmProcess, model_copy, running_vllm
+
 from trimtab_core.chat_template import RenderClock
 from trimtab_core.model_card import ModelCard
 from trimtab_core.not_renderable import NotRenderable
@@ -32,7 +34,6 @@ from trimtab_core.rendering import render_chat, render_completion
 from trimtab_sidecar.card_builder import build_card
 from trimtab_sidecar.model_files import read_model_files
 from trimtab_sidecar.token_pieces import TokenPieces, read_token_pieces
-from vllm_process import VllmProcess, model_copy, running_vllm
 
 pytestmark = [
     pytest.mark.engine,

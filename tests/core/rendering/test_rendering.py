@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from golden_prompts import card_for, cases, template_source
+
 from trimtab_core.chat_template import RenderClock, RenderLimits
 from trimtab_core.model_card import ModelCard
 from trimtab_core.not_renderable import NotRenderable

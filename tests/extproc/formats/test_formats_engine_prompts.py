@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from format_cards import exact_card
+
 from trimtab_core.chunks import hash_chunks, root_hash
 from trimtab_extproc.formats import TokenSource, parse_request, rendering_for
 

@@ -7,6 +7,7 @@ import pytest
 from format_cards import SIMPLE_TEMPLATE, exact_card
 from hypothesis import example, find, given, settings
 from hypothesis import strategies as st
+
 from trimtab_core.chunks import CHUNK_BYTES
 from trimtab_extproc.formats import Kind, ParsedRequest, parse_request, rendering_for
 from trimtab_extproc.formats.fields import OUTPUT_TOKENS_MAX, PROMPTS_MAX

@@ -5,6 +5,7 @@ import json
 from typing import Any
 
 import pytest
+
 from trimtab_extproc.formats import (
     ChatSource,
     Kind,

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from format_cards import SIMPLE_TEMPLATE, exact_card
+
 from trimtab_core.chunks import CHUNK_BYTES, hash_chunks, root_hash
 from trimtab_core.rendering import RenderClock, RenderLimits
 from trimtab_extproc.formats import ParsedRequest, parse_request, prompts_for, rendering_for

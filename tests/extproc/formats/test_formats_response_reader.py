@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from trimtab_extproc.formats import ResponseReader
 from trimtab_extproc.formats.head_and_tail import HEAD_BYTES, TAIL_BYTES, HeadAndTail
 

@@ -1,6 +1,7 @@
 """Paths and the formats that they stand for."""
 
 import pytest
+
 from trimtab_extproc.formats.routes import PATH_BYTES_MAX, RESPONSE_ID_CHARS_MAX, Route, route_of
 
 

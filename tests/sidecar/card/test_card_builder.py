@@ -18,6 +18,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 from tokenizers import Tokenizer, normalizers
+
 from trimtab_core.chat_template import RenderClock
 from trimtab_core.model_card import ModelCard
 from trimtab_sidecar.card_builder import build_card, draft_card

@@ -1,6 +1,7 @@
 """Engine flags are read as the engine's own parser reads them."""
 
 import pytest
+
 from trimtab_sidecar.engine_flags import EngineFlags, parse_engine_flags
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from trimtab_sidecar.model_files import ModelFilesMissing, find_model, read_model_files
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
 from trimtab_core.model_card import ModelCard
 from trimtab_core.token_table import UnknownToken
 from trimtab_sidecar.token_pieces import NotInvertible, read_token_pieces

@@ -91,6 +91,11 @@ impl EndpointSets {
         set == EMPTY
     }
 
+    /// Chunks that name the set (of the empty one: meaningless).
+    pub fn references(&self, set: u32) -> u64 {
+        self.entries[set as usize].references
+    }
+
     /// Live sets, the empty one included.
     pub fn count(&self) -> usize {
         self.entries.len() - self.free.len()

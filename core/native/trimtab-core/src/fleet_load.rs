@@ -88,7 +88,14 @@ impl FleetLoad {
         self.rate_s[s] = 1.0;
     }
 
-    pub fn report(&mut self, slot: u32, requests: i64, block_tokens: i64, kv_capacity_tokens: i64, settings: &Settings) {
+    pub fn report(
+        &mut self,
+        slot: u32,
+        requests: i64,
+        block_tokens: i64,
+        kv_capacity_tokens: i64,
+        settings: &Settings,
+    ) {
         let s = slot as usize;
         self.external[s] = (requests - self.requests_peak[s]).max(0);
         self.requests_peak[s] = self.requests[s];

@@ -63,4 +63,34 @@ impl LearnedIndex {
             memory.costs.keys().for_each(|&chunk| self.index.remove(slot, chunk));
         }
     }
+
+    /// Chunks of `slot` with the tokens that each adds, the next to forget first.
+    pub fn export(&self, slot: u32) -> Vec<(u64, i64)> {
+        let Some(memory) = self.slots.get(&slot) else { return Vec::new() };
+        memory
+            .order
+            .iter()
+            .filter_map(|&(stamp, chunk)| {
+                memory.costs.get(&chunk).filter(|&&(_, last)| last == stamp).map(|&(cost, _)| (chunk, cost))
+            })
+            .collect()
+    }
+
+    /// What is wrong with the state, if anything. Costs as much as all of it: for tests.
+    pub fn check(&self) -> Result<(), String> {
+        self.index.check()?;
+        for (&slot, memory) in &self.slots {
+            let remembered = self.export(slot);
+            if remembered.len() != memory.costs.len() || self.index.held(slot) != memory.costs.len() as u64 {
+                return Err(format!("slot {slot}: other chunks are remembered than indexed"));
+            }
+            if remembered.iter().map(|&(_, cost)| cost).sum::<i64>() != memory.tokens {
+                return Err(format!("slot {slot}: tokens are miscounted"));
+            }
+            if remembered.iter().any(|&(_, cost)| cost < 1) {
+                return Err(format!("slot {slot}: a chunk that costs nothing"));
+            }
+        }
+        Ok(())
+    }
 }

@@ -3,6 +3,7 @@
 //! The Python package `trimtab_core` is the specification; everything here must equal it, and its property
 //! tests are run against both.
 
+pub mod block_chains;
 pub mod chunks;
 pub mod endpoint_sets;
 pub mod fleet_load;
@@ -13,3 +14,5 @@ pub mod reservation;
 pub mod scheduler;
 pub mod settings;
 pub mod speculation;
+pub mod token_table;
+pub mod zeroed;

@@ -91,41 +91,48 @@ impl TieBreak {
 
     /// The `count` best slots, best first, and how the first was found. Infinite scores are no candidates.
     pub fn best(&mut self, score: &[f64], batch: &[i64], count: usize) -> (Vec<u32>, Option<How>) {
+        let mut left = score.to_vec();
         let mut ranked: Vec<u32> = Vec::with_capacity(count);
         let mut reason = None;
         while ranked.len() < count {
-            let mut least = f64::INFINITY;
-            for (slot, &s) in score.iter().enumerate() {
-                if s < least && !ranked.contains(&(slot as u32)) {
-                    least = s;
-                }
-            }
+            let least = least(&left);
             if least == f64::INFINITY {
                 break;
             }
-            let equals = |slot: usize| score[slot] == least && !ranked.contains(&(slot as u32));
-            let mut number = 0;
-            let mut fewest = i64::MAX;
-            let mut with_fewest = 0u64;
-            for slot in (0..score.len()).filter(|&slot| equals(slot)) {
+            let equals = || left.iter().zip(batch).enumerate().filter(|(_, (of, _))| **of == least);
+            let (mut number, mut fewest, mut with_fewest) = (0, i64::MAX, 0u64);
+            for (_, (_, &requests)) in equals() {
                 number += 1;
-                match batch[slot].cmp(&fewest) {
-                    std::cmp::Ordering::Less => (fewest, with_fewest) = (batch[slot], 1),
+                match requests.cmp(&fewest) {
+                    std::cmp::Ordering::Less => (fewest, with_fewest) = (requests, 1),
                     std::cmp::Ordering::Equal => with_fewest += 1,
                     std::cmp::Ordering::Greater => {}
                 }
             }
-            let mut how = if number > 1 { How::Fewest } else { How::Least };
-            let mut nth = 0;
-            if with_fewest > 1 {
-                nth = self.draw() % with_fewest;
-                how = How::Drawn;
-            }
-            let chosen = (0..score.len()).filter(|&slot| equals(slot) && batch[slot] == fewest).nth(nth as usize);
-            let Some(slot) = chosen else { break };
+            let nth = if with_fewest > 1 { self.draw() % with_fewest } else { 0 };
+            let chosen = equals().filter(|(_, (_, requests))| **requests == fewest).nth(nth as usize);
+            let Some((slot, _)) = chosen else { break };
+            left[slot] = f64::INFINITY;
             ranked.push(slot as u32);
-            reason = reason.or(Some(how));
+            reason = reason.or(Some(match (number, with_fewest) {
+                (1, _) => How::Least,
+                (_, 1) => How::Fewest,
+                _ => How::Drawn,
+            }));
         }
         (ranked, reason)
     }
+}
+
+/// The least of many, several at a time.
+fn least(scores: &[f64]) -> f64 {
+    const LANES: usize = 8;
+    let mut lanes = [f64::INFINITY; LANES];
+    let (whole, rest) = scores.as_chunks::<LANES>();
+    for chunk in whole {
+        for (lane, &score) in lanes.iter_mut().zip(chunk) {
+            *lane = if score < *lane { score } else { *lane };
+        }
+    }
+    lanes.iter().chain(rest).fold(f64::INFINITY, |least, &score| if score < least { score } else { least })
 }

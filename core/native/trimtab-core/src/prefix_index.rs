@@ -1,21 +1,22 @@
 //! The prefix index: which slots hold which chunks, and how many tokens each has cached up to there.
 //!
 //! One table for all slots: 64-byte buckets of four (hash, set of slots, tokens), spread over shards so that growing
-//! stalls for one shard's size only. A shard grows by a quarter, which keeps the load between 0.56 and 0.7; buckets are
+//! stalls for one shard's size only. A shard grows by a quarter, which keeps the load between 0.45 and 0.56; buckets are
 //! taken by multiplication, in the order of the hashes, so that growing is one pass over memory.
-//! Tokens are kept once per chunk; a slot that differs (another block size or tokenisation) is an exception beside it.
+//! Tokens are kept once per chunk; a slot that differs (another block size or tokenisation, or a count beyond 24 bits) is
+//! an exception beside it.
 //! `walk` is exact: a slot's hit ends at the first chunk that it does not hold, never later.
 
 use crate::endpoint_sets::{EMPTY, EndpointSets, FoldMap};
+use crate::zeroed::{Zeroable, Zeroed};
 
-const SHARDS: usize = 64;
+const SHARD_BITS: u32 = 4;
+const SHARDS: usize = 1 << SHARD_BITS;
 const SLOTS_PER_BUCKET: usize = 4;
 const TOKENS_MASK: u32 = 0x00FF_FFFF;
-const LOAD_MAX_PERCENT: usize = 70;
-const PREFETCH_AHEAD: usize = 12;
+const LOAD_MAX_PERCENT: usize = 56;
+const PREFETCH_AHEAD: usize = 16;
 const BUCKETS_MIN: usize = 16;
-/// More tokens than this in one prompt are counted as this many.
-pub const TOKENS_MAX: u32 = TOKENS_MASK;
 
 /// Entry i: `keys[i]` is held by the set `sets[i]` (0: the entry is free) with `tokens[i] & TOKENS_MASK` tokens.
 /// The high byte of `tokens[0]` counts the entries that hashed here and went further (255: for ever).
@@ -27,10 +28,18 @@ struct Bucket {
     tokens: [u32; SLOTS_PER_BUCKET],
 }
 
+// SAFETY: arrays of integers.
+unsafe impl Zeroable for Bucket {}
+
 impl Bucket {
+    /// Without branches: which entry it is cannot be foreseen, and a wrong guess costs more than four comparisons.
     #[inline(always)]
     fn find(&self, key: u64) -> Option<usize> {
-        (0..SLOTS_PER_BUCKET).find(|&i| self.keys[i] == key && self.sets[i] != EMPTY)
+        let mut found = 0u32;
+        for i in 0..SLOTS_PER_BUCKET {
+            found |= u32::from((self.keys[i] == key) & (self.sets[i] != EMPTY)) << i;
+        }
+        if found == 0 { None } else { Some(found.trailing_zeros() as usize & (SLOTS_PER_BUCKET - 1)) }
     }
     #[inline(always)]
     fn overflow(&self) -> u32 {
@@ -39,25 +48,31 @@ impl Bucket {
     fn overflow_add(&mut self, change: i32) {
         let count = self.overflow();
         if count != 255 {
-            self.tokens[0] = self.tokens[0] & TOKENS_MASK | (count as i32 + change) as u32 * (1 << 24);
+            self.tokens[0] = (self.tokens[0] & TOKENS_MASK) | ((count as i32 + change) as u32 * (1 << 24));
         }
     }
     #[inline(always)]
     fn set_tokens(&mut self, i: usize, tokens: u32) {
-        self.tokens[i] = self.tokens[i] & !TOKENS_MASK | tokens.min(TOKENS_MAX);
+        self.tokens[i] = (self.tokens[i] & !TOKENS_MASK) | tokens.min(TOKENS_MASK);
     }
 }
 
 #[derive(Default)]
 struct Shard {
-    buckets: Vec<Bucket>,
+    buckets: Zeroed<Bucket>,
     used: usize,
 }
 
 impl Shard {
     #[inline(always)]
     fn home(&self, key: u64) -> usize {
-        (((key << 6) as u128 * self.buckets.len() as u128) >> 64) as usize
+        (((key << SHARD_BITS) as u128 * self.buckets.len() as u128) >> 64) as usize
+    }
+
+    /// The bucket behind, around the end.
+    #[inline(always)]
+    fn behind(&self, at: usize) -> usize {
+        if at + 1 == self.buckets.len() { 0 } else { at + 1 }
     }
 
     #[inline(always)]
@@ -74,7 +89,7 @@ impl Shard {
             if bucket.overflow() == 0 {
                 return None;
             }
-            at = if at + 1 == self.buckets.len() { 0 } else { at + 1 };
+            at = self.behind(at);
         }
     }
 
@@ -90,7 +105,7 @@ impl Shard {
                 return (at, i);
             }
             self.buckets[at].overflow_add(1);
-            at = if at + 1 == self.buckets.len() { 0 } else { at + 1 };
+            at = self.behind(at);
         }
     }
 
@@ -101,16 +116,16 @@ impl Shard {
         let mut passed = self.home(key);
         while passed != at {
             self.buckets[passed].overflow_add(-1);
-            passed = if passed + 1 == self.buckets.len() { 0 } else { passed + 1 };
+            passed = self.behind(passed);
         }
     }
 
     #[cold]
     fn grow(&mut self) {
         let larger = (self.buckets.len() * 5 / 4).max(BUCKETS_MIN);
-        let old = std::mem::replace(&mut self.buckets, vec![Bucket::default(); larger]);
+        let old = std::mem::replace(&mut self.buckets, Zeroed::new(larger));
         self.used = 0;
-        for bucket in &old {
+        for bucket in old.iter() {
             for i in 0..SLOTS_PER_BUCKET {
                 if bucket.sets[i] != EMPTY {
                     let (at, j) = self.vacancy(bucket.keys[i]);
@@ -160,7 +175,7 @@ impl PrefixIndex {
 
     #[inline(always)]
     fn shard_of(key: u64) -> usize {
-        (key >> 58) as usize
+        (key >> (64 - SHARD_BITS)) as usize
     }
 
     /// Sets the tokens of `key` on `slot`, which holds it from now on.
@@ -168,7 +183,6 @@ impl PrefixIndex {
         if self.held.len() <= slot as usize {
             self.held.resize(slot as usize + 1, 0);
         }
-        let tokens = tokens.min(TOKENS_MAX);
         let shard = &mut self.shards[Self::shard_of(key)];
         match shard.find(key) {
             None => {
@@ -181,6 +195,9 @@ impl PrefixIndex {
                 bucket.set_tokens(i, tokens);
                 self.held[slot as usize] += 1;
                 self.pair_count += 1;
+                if tokens > TOKENS_MASK {
+                    self.exceptions.insert((key, slot), tokens);
+                }
             }
             Some((at, i)) => {
                 let bucket = &mut shard.buckets[at];
@@ -259,9 +276,28 @@ impl PrefixIndex {
 
     /// Everything of `slot` goes. One pass over the whole table.
     pub fn clear(&mut self, slot: u32) {
-        for key in self.export(slot).into_iter().map(|(key, _)| key) {
-            self.remove(slot, key);
+        if self.held(slot) == 0 {
+            return;
         }
+        for shard in &mut self.shards {
+            for at in 0..shard.buckets.len() {
+                for i in 0..SLOTS_PER_BUCKET {
+                    let (key, set) = (shard.buckets[at].keys[i], shard.buckets[at].sets[i]);
+                    if set == EMPTY || !self.sets.contains(set, slot) {
+                        continue;
+                    }
+                    let rest = self.sets.toggle(set, slot);
+                    shard.buckets[at].sets[i] = rest;
+                    if rest == EMPTY {
+                        self.sets.drop_empty();
+                        shard.free(key, at, i);
+                    }
+                }
+            }
+        }
+        self.exceptions.retain(|&(_, of), _| of != slot);
+        self.pair_count -= self.held(slot);
+        self.held[slot as usize] = 0;
     }
 
     /// All (hash, tokens) of `slot`, ordered by hash.
@@ -270,7 +306,7 @@ impl PrefixIndex {
         if out.capacity() == 0 {
             return out;
         }
-        for bucket in self.shards.iter().flat_map(|shard| &shard.buckets) {
+        for bucket in self.shards.iter().flat_map(|shard| shard.buckets.iter()) {
             for i in 0..SLOTS_PER_BUCKET {
                 if bucket.sets[i] != EMPTY && self.sets.contains(bucket.sets[i], slot) {
                     out.push((bucket.keys[i], self.tokens_on(bucket.keys[i], slot, bucket.tokens[i] & TOKENS_MASK)));
@@ -292,9 +328,19 @@ impl PrefixIndex {
     #[inline(always)]
     fn find(&self, key: u64) -> (u32, u32) {
         let shard = &self.shards[Self::shard_of(key)];
-        match shard.find(key) {
-            Some((at, i)) => (shard.buckets[at].sets[i], shard.buckets[at].tokens[i] & TOKENS_MASK),
-            None => (EMPTY, 0),
+        if shard.buckets.is_empty() {
+            return (EMPTY, 0);
+        }
+        let mut at = shard.home(key);
+        loop {
+            let bucket = &shard.buckets[at];
+            if let Some(i) = bucket.find(key) {
+                return (bucket.sets[i], bucket.tokens[i] & TOKENS_MASK);
+            }
+            if bucket.overflow() == 0 {
+                return (EMPTY, 0);
+            }
+            at = shard.behind(at);
         }
     }
 
@@ -318,7 +364,7 @@ impl PrefixIndex {
     }
 
     pub fn bytes(&self) -> usize {
-        self.shards.iter().map(|s| s.buckets.capacity() * size_of::<Bucket>()).sum::<usize>()
+        self.shards.iter().map(|s| s.buckets.len() * size_of::<Bucket>()).sum::<usize>()
             + self.sets.bytes()
             + self.exceptions.capacity() * 24
     }
@@ -408,6 +454,42 @@ impl PrefixIndex {
             if left == 0 {
                 return;
             }
+        }
+    }
+
+    /// What is wrong with the state, if anything. Costs as much as the whole table: for tests.
+    pub fn check(&self) -> Result<(), String> {
+        let mut held = vec![0u64; self.held.len()];
+        let mut references: FoldMap<u32, u64> = FoldMap::default();
+        for (number, shard) in self.shards.iter().enumerate() {
+            let mut used = 0;
+            for (at, bucket) in shard.buckets.iter().enumerate() {
+                for i in (0..SLOTS_PER_BUCKET).filter(|&i| bucket.sets[i] != EMPTY) {
+                    used += 1;
+                    if Self::shard_of(bucket.keys[i]) != number || shard.find(bucket.keys[i]) != Some((at, i)) {
+                        return Err(format!("chunk {}: not where it is looked for", bucket.keys[i]));
+                    }
+                    *references.entry(bucket.sets[i]).or_insert(0) += 1;
+                    for (w, &word) in self.sets.words(bucket.sets[i]).iter().enumerate() {
+                        for bit in (0..64).filter(|bit| word >> bit & 1 == 1) {
+                            held[w * 64 + bit] += 1;
+                        }
+                    }
+                }
+            }
+            if used != shard.used {
+                return Err(format!("shard {number}: entries are miscounted"));
+            }
+        }
+        if held != self.held || held.iter().sum::<u64>() != self.pair_count {
+            return Err("pairs are miscounted".into());
+        }
+        if references.len() + 1 != self.sets.count() || references.iter().any(|(&s, &n)| self.sets.references(s) != n) {
+            return Err("references to sets are miscounted".into());
+        }
+        match self.exceptions.keys().find(|&&(key, slot)| self.tokens_of(slot, key).is_none()) {
+            Some((key, slot)) => Err(format!("chunk {key}: odd count of slot {slot}, not a holder")),
+            None => Ok(()),
         }
     }
 

@@ -1,10 +1,15 @@
 //! A reservation: one request's place on a slot, from the choice to the end of its exchange.
 
-/// (replica incarnation, reservation id); `OWN` stands for this replica.
-pub type Key = (u64, u64);
+/// Whose reservation it is. This replica's own incarnation is not named: it may change while requests run.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Origin {
+    Own,
+    /// Another replica, by its incarnation.
+    Peer(u64),
+}
 
-/// This replica's incarnation in a key. A peer's incarnation that happens to be this number is told apart by `is_own`.
-pub const OWN: u64 = u64::MAX;
+/// Whose it is, and its id there.
+pub type Key = (Origin, u64);
 
 /// The slot of a detached reservation.
 pub const NOWHERE: u32 = u32::MAX;
@@ -30,6 +35,6 @@ pub struct Reservation {
 
 impl Reservation {
     pub fn is_own(&self) -> bool {
-        self.key.0 == OWN
+        self.key.0 == Origin::Own
     }
 }

@@ -11,9 +11,9 @@ use crate::fleet_load::{FleetLoad, Reservations};
 use crate::learned_index::LearnedIndex;
 use crate::policies::{How, Policy, Rounds, TieBreak};
 use crate::prefix_index::{Hit, PrefixIndex};
-use crate::reservation::{Key, NOWHERE, OWN, Reservation};
+use crate::reservation::{Key, NOWHERE, Origin, Reservation};
 use crate::settings::Settings;
-use crate::speculation::Speculation;
+use crate::speculation::{Origins, Run, Speculation, TokenModel};
 
 const SAMPLE_STEP: usize = 16;
 const SAMPLE_STEP_SHORT: usize = 4;
@@ -122,17 +122,14 @@ struct Match {
 }
 
 impl Match {
-    /// Tokens up to the end of chunk `k`, in whole blocks: a claim, not knowledge.
-    fn tokens_at(&self, size_bytes: i64, k: usize, block_tokens: i64) -> u32 {
-        let end = (k as i64 + 1) * CHUNK_BYTES as i64;
-        let tokens = if self.deepest_bytes > 0 && end <= self.deepest_bytes {
-            end * self.deepest_tokens / self.deepest_bytes
-        } else {
-            let rest_bytes = (size_bytes - self.deepest_bytes).max(1);
-            let rest_tokens = self.prompt_tokens - self.deepest_tokens;
-            self.deepest_tokens + ((end - self.deepest_bytes) * rest_tokens).div_euclid(rest_bytes)
-        };
-        (tokens.max(0) / block_tokens * block_tokens) as u32
+    fn token_model(&self, size_bytes: i64, block_tokens: i64) -> TokenModel {
+        TokenModel {
+            size_bytes,
+            prompt_tokens: self.prompt_tokens,
+            deepest_bytes: self.deepest_bytes,
+            deepest_tokens: self.deepest_tokens,
+            block_tokens,
+        }
     }
 
     /// Position of the last chunk that a whole block of this prompt surely completes; -1 where there is none.
@@ -164,6 +161,7 @@ pub struct Scheduler {
     watch: FoldMap<(u32, u64), Vec<Key>>,
     is_approximate: Vec<bool>,
     hits: Vec<Hit>,
+    claimed: Vec<Hit>,
 }
 
 impl Scheduler {
@@ -184,6 +182,7 @@ impl Scheduler {
             watch: FoldMap::default(),
             is_approximate: Vec::new(),
             hits: Vec::new(),
+            claimed: Vec::new(),
         }
     }
 
@@ -213,7 +212,8 @@ impl Scheduler {
         self.index.clear(slot);
         self.learned.clear(slot);
         self.speculation.drop_slot(slot);
-        let waiting: Vec<Key> = self.watch.iter().filter(|((s, _), _)| *s == slot).flat_map(|(_, k)| k.clone()).collect();
+        let waiting: Vec<Key> =
+            self.watch.iter().filter(|((s, _), _)| *s == slot).flat_map(|(_, k)| k.clone()).collect();
         for key in waiting {
             if let Some(reservation) = self.reservations.get_mut(&key) {
                 reservation.watched.clear();
@@ -239,7 +239,13 @@ impl Scheduler {
         Ok(self.appeared(slot, added, now_s))
     }
 
-    pub fn kv_replace(&mut self, slot: i64, hashes: &[u64], tokens: &[u32], now_s: f64) -> Result<Vec<u64>, UnknownSlot> {
+    pub fn kv_replace(
+        &mut self,
+        slot: i64,
+        hashes: &[u64],
+        tokens: &[u32],
+        now_s: f64,
+    ) -> Result<Vec<u64>, UnknownSlot> {
         let slot = self.checked(slot)?;
         self.index.clear(slot);
         self.index.apply(slot, hashes, tokens, &[]);
@@ -293,9 +299,9 @@ impl Scheduler {
             prompt_tokens += found.prompt_tokens;
             if request.cache_reads {
                 let all_but_last = (found.prompt_tokens - 1).max(0);
-                for s in 0..slots {
-                    let whole_blocks = all_but_last / self.load.block_tokens[s] * self.load.block_tokens[s];
-                    hit_tokens[s] += (found.hit_tokens[s] as i64).min(whole_blocks);
+                let hits = hit_tokens.iter_mut().zip(&found.hit_tokens).zip(&self.load.block_tokens);
+                for ((of_slot, &hit), &block_tokens) in hits.filter(|((_, hit), _)| **hit > 0) {
+                    *of_slot += (hit as i64).min(all_but_last / block_tokens * block_tokens);
                 }
             }
         }
@@ -326,7 +332,7 @@ impl Scheduler {
             p_tokens[s] = 0.0;
             batch[s] = 0;
         }
-        let key = (OWN, self.next_id);
+        let key = (Origin::Own, self.next_id);
         self.next_id += 1;
         let mut reservation = Reservation {
             key,
@@ -366,7 +372,7 @@ impl Scheduler {
     }
 
     pub fn first_token(&mut self, id: u64, now_s: f64) -> bool {
-        let key = (OWN, id);
+        let key = (Origin::Own, id);
         if !self.own.is_open(id) || !self.reservations.get(&key).is_some_and(|r| r.is_queued) {
             return false;
         }
@@ -378,7 +384,7 @@ impl Scheduler {
         if !self.own.is_open(id) {
             return false;
         }
-        self.relocate((OWN, id), slot, now_s);
+        self.relocate((Origin::Own, id), slot, now_s);
         true
     }
 
@@ -386,7 +392,7 @@ impl Scheduler {
         if !self.own.end(id) {
             return false;
         }
-        self.ended((OWN, id), now_s);
+        self.ended((Origin::Own, id), now_s);
         true
     }
 
@@ -395,7 +401,7 @@ impl Scheduler {
         self.own
             .open
             .values()
-            .filter_map(|&id| self.reservations.get(&(OWN, id)))
+            .filter_map(|&id| self.reservations.get(&(Origin::Own, id)))
             .filter(|r| r.slot != NOWHERE)
             .map(|r| (r, self.speculation.claim_of(r.key).is_some()))
     }
@@ -424,7 +430,7 @@ impl Scheduler {
         if !self.peers.contains_key(&incarnation) && self.peers.len() >= REPLICAS_MAX {
             return;
         }
-        let key = (incarnation, id);
+        let key = (Origin::Peer(incarnation), id);
         let ledger = self.peers.entry(incarnation).or_default();
         if !ledger.is_open(id) {
             if !ledger.is_new(id) || ledger.len() >= self.settings.reservations_max {
@@ -447,7 +453,7 @@ impl Scheduler {
                 sample_tokens: Vec::new(),
             };
             if slot != NOWHERE {
-                self.speculation.claim(key, slot, hashes.to_vec(), tokens.to_vec());
+                self.speculation.claim(key, slot, hashes.to_vec(), Origins::Samples(tokens.to_vec()));
             }
             self.load.open(&mut reservation, now_s);
             self.reservations.insert(key, reservation);
@@ -458,27 +464,29 @@ impl Scheduler {
     }
 
     pub fn peer_first_token(&mut self, incarnation: u64, id: u64, now_s: f64) {
-        if self.is_peer_open(incarnation, id) && self.reservations.get(&(incarnation, id)).is_some_and(|r| r.is_queued) {
-            self.prefilled((incarnation, id), now_s, false);
+        if self.is_peer_open(incarnation, id)
+            && self.reservations.get(&(Origin::Peer(incarnation), id)).is_some_and(|r| r.is_queued)
+        {
+            self.prefilled((Origin::Peer(incarnation), id), now_s, false);
         }
     }
 
     pub fn peer_move(&mut self, incarnation: u64, id: u64, slot: i64, now_s: f64) {
         if self.is_peer_open(incarnation, id) {
-            self.relocate((incarnation, id), slot, now_s);
+            self.relocate((Origin::Peer(incarnation), id), slot, now_s);
         }
     }
 
     pub fn peer_finish(&mut self, incarnation: u64, id: u64, now_s: f64) {
         if self.peers.get_mut(&incarnation).is_some_and(|ledger| ledger.end(id)) {
-            self.ended((incarnation, id), now_s);
+            self.ended((Origin::Peer(incarnation), id), now_s);
         }
     }
 
     pub fn peer_drop(&mut self, incarnation: u64, now_s: f64) {
         if let Some(ledger) = self.peers.remove(&incarnation) {
             for id in ledger.open.into_values() {
-                self.ended((incarnation, id), now_s);
+                self.ended((Origin::Peer(incarnation), id), now_s);
             }
         }
     }
@@ -489,6 +497,20 @@ impl Scheduler {
 
     pub fn index_size(&self) -> (usize, u64) {
         (self.index.chunks(), self.index.pairs())
+    }
+
+    /// What is learned of a slot: chunks with the tokens that each adds, the next to forget first.
+    pub fn learned_export(&self, slot: i64) -> Result<Vec<(u64, i64)>, UnknownSlot> {
+        Ok(self.learned.export(self.checked(slot)?))
+    }
+
+    pub fn speculative_chunks(&self) -> usize {
+        self.speculation.chunk_count()
+    }
+
+    /// Incarnations of the other replicas that are counted.
+    pub fn replicas(&self) -> impl Iterator<Item = u64> {
+        self.peers.keys().copied()
     }
 
     pub fn index_bytes(&self) -> usize {
@@ -523,7 +545,13 @@ impl Scheduler {
         }
         let mut matches = Vec::with_capacity(request.prompts.len());
         for renderings in &request.prompts {
-            matches.push(self.match_prompt(renderings, &exact, &approximate, request.tokens_per_byte, candidates.len()));
+            matches.push(self.match_prompt(
+                renderings,
+                &exact,
+                &approximate,
+                request.tokens_per_byte,
+                candidates.len(),
+            ));
         }
         matches
     }
@@ -546,8 +574,7 @@ impl Scheduler {
             deepest_tokens: 0,
         };
         let length = |prompt: &Prompt, depth: u32, tokens: u32| {
-            tokens as f64
-                + (prompt.size_bytes - depth as i64 * CHUNK_BYTES as i64).max(0) as f64 * tokens_per_byte
+            tokens as f64 + (prompt.size_bytes - depth as i64 * CHUNK_BYTES as i64).max(0) as f64 * tokens_per_byte
         };
         let mut deepest_depth = 0u32;
         let mut deepest_length = f64::INFINITY;
@@ -556,6 +583,7 @@ impl Scheduler {
         let mut is_any = false;
         self.hits.clear();
         self.hits.resize(words * 64, Hit::default());
+        self.claimed.resize(words * 64, Hit::default());
         let mut lead = None;
         for (v, prompt) in renderings.iter().enumerate() {
             let all: Vec<u64> = (0..words).map(|w| exact[v][w] | approximate[v][w]).collect();
@@ -571,15 +599,20 @@ impl Scheduler {
             let hits = &mut self.hits;
             let mut wanted = approximate[v].clone();
             self.learned.index.deepest(prompt.chain, 0, &mut wanted, |slot, hit| hits[slot as usize] = hit);
-            let mut shallowest = u32::MAX;
-            each(&all, |slot| shallowest = shallowest.min(hits[slot].chunks));
-            let mut wanted = all.clone();
-            self.speculation.index.deepest(prompt.chain, shallowest as usize, &mut wanted, |slot, hit| {
-                let known = &mut hits[slot as usize];
-                if hit.chunks > known.chunks {
-                    *known = Hit { tokens: hit.tokens.max(known.tokens), chunks: hit.chunks };
-                }
-            });
+            if !self.speculation.is_empty() {
+                let mut shallowest = u32::MAX;
+                each(&all, |slot| {
+                    shallowest = shallowest.min(hits[slot].chunks);
+                    self.claimed[slot] = Hit::default();
+                });
+                self.speculation.deepest(prompt.chain, shallowest as usize, &all, &mut self.claimed);
+                each(&all, |slot| {
+                    let (known, claimed) = (&mut hits[slot], self.claimed[slot]);
+                    if claimed.chunks > known.chunks {
+                        *known = Hit { tokens: claimed.tokens.max(known.tokens), chunks: claimed.chunks };
+                    }
+                });
+            }
             each(&all, |slot| {
                 let hit = hits[slot];
                 if hit.chunks == 0 {
@@ -609,7 +642,7 @@ impl Scheduler {
         let block_tokens = self.load.block_tokens[slot];
         let variant = request.variant_of_slot.get(slot).copied().unwrap_or(-1);
         let is_exact = request.exact.get(slot).copied().unwrap_or(false);
-        let (mut chunks, mut tokens) = (Vec::new(), Vec::new());
+        let (mut chunks, mut runs) = (Vec::new(), Vec::new());
         let mut watched: Vec<u64> = Vec::new();
         for (renderings, found) in request.prompts.iter().zip(matches) {
             let (Some(found), Ok(variant)) = (found, usize::try_from(variant)) else { continue };
@@ -619,17 +652,17 @@ impl Scheduler {
             if held == chain.len() {
                 continue;
             }
-            let start = chunks.len();
-            chunks.extend_from_slice(&chain[held..]);
-            tokens.extend((held..chain.len()).map(|k| found.tokens_at(prompt.size_bytes, k, block_tokens)));
+            let tokens = found.token_model(prompt.size_bytes, block_tokens);
             let new_bytes = (chain.len() - held) * CHUNK_BYTES;
             let step = if new_bytes >= SHORT_BYTES { SAMPLE_STEP } else { SAMPLE_STEP_SHORT };
             let mut k = held + (step - (held + 1) % step) % step;
             while k < chain.len() {
                 reservation.sample_hashes.push(chain[k]);
-                reservation.sample_tokens.push(tokens[start + k - held]);
+                reservation.sample_tokens.push(tokens.at(k));
                 k += step;
             }
+            runs.push(Run { start: held, at: chunks.len(), tokens });
+            chunks.extend_from_slice(&chain[held..]);
             let last = found.last_whole_chunk(prompt.size_bytes, chain.len(), block_tokens);
             if is_exact
                 && last >= held as i64
@@ -643,7 +676,7 @@ impl Scheduler {
         if !is_exact {
             self.is_approximate[slot] = true;
         }
-        self.speculation.claim(reservation.key, slot as u32, chunks, tokens);
+        self.speculation.claim(reservation.key, slot as u32, chunks, Origins::Runs(runs));
         Self::start_watch(&mut self.watch, reservation, watched);
     }
 
@@ -709,7 +742,7 @@ impl Scheduler {
         let slot = claim.slot;
         if reservation.is_approximate || (!reservation.is_own() && self.is_approximate[slot as usize]) {
             let capacity = self.load.kv_capacity_tokens[slot as usize];
-            self.learned.learn(slot, &claim.chunks, &claim.tokens, capacity);
+            self.learned.learn(slot, &claim.chunks, &claim.tokens(), capacity);
         }
         self.speculation.expire_at(key, now_s + self.settings.grace_s);
     }
@@ -745,8 +778,21 @@ impl Scheduler {
 
     /// What is wrong with the state, if anything. Costs as much as all of it: for tests.
     pub fn check(&self) -> Result<(), String> {
+        self.index.check()?;
+        self.learned.check()?;
         self.load.check(&self.reservations)?;
         self.speculation.check()?;
+        for slot in (0..self.slot_count()).filter(|&slot| !self.live[slot]) {
+            let number = slot as u32;
+            if self.load.requests[slot] != 0 || self.index.held(number) != 0 || self.learned.index.held(number) != 0 {
+                return Err(format!("slot {slot}: removed, and something is left of it"));
+            }
+        }
+        for reservation in self.reservations.values() {
+            if self.speculation.claim_of(reservation.key).is_some_and(|claim| claim.slot != reservation.slot) {
+                return Err("a claim on another slot than its reservation's".into());
+            }
+        }
         let open = self.own.len() + self.peers.values().map(Ledger::len).sum::<usize>();
         if open != self.reservations.len() {
             return Err("reservations and ledgers differ".into());

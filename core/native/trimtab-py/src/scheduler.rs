@@ -4,34 +4,55 @@ use numpy::{PyArray1, PyReadonlyArray1};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyDict, PyTuple};
+use pyo3::types::{PyDict, PyFrozenSet, PyTuple};
 use trimtab_core::policies::Policy;
 use trimtab_core::scheduler::{self as core, Refusal, UnknownSlot};
 use trimtab_core::settings::Settings;
 
-use crate::elements;
 use crate::placement::Placement;
+use crate::{elements, elements_of, ids, invariant_error, python_class};
 
 static UNKNOWN_SLOT: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-static INVARIANT_ERROR: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 static REJECTION: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 static RECORD: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 static LOAD_VIEW: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 
-fn python_class<'py>(
-    py: Python<'py>,
-    cell: &'static PyOnceLock<Py<PyAny>>,
-    module: &str,
-    name: &str,
-) -> PyResult<&'py Bound<'py, PyAny>> {
-    Ok(cell.get_or_try_init(py, || py.import(module)?.getattr(name).map(Bound::unbind))?.bind(py))
-}
-
 fn unknown_slot(py: Python<'_>, error: &UnknownSlot) -> PyErr {
     let message = format!("slot {} is not in use", error.0);
-    match python_class(py, &UNKNOWN_SLOT, "trimtab_core.errors", "UnknownSlot").and_then(|class| class.call1((message,))) {
+    match python_class(py, &UNKNOWN_SLOT, "trimtab_core.errors", "UnknownSlot")
+        .and_then(|class| class.call1((message,)))
+    {
         Ok(value) => PyErr::from_value(value),
         Err(error) => error,
+    }
+}
+
+/// One rendering of a prompt; its chain is copied only where it is not contiguous.
+struct Rendering<'py> {
+    chain: PyReadonlyArray1<'py, u64>,
+    copy: Option<Vec<u64>>,
+    size_bytes: i64,
+    tokens: Option<i64>,
+}
+
+impl<'py> Rendering<'py> {
+    fn of(prompt: &Bound<'py, PyAny>) -> PyResult<Self> {
+        let py = prompt.py();
+        let chain: PyReadonlyArray1<'py, u64> = prompt.getattr(pyo3::intern!(py, "chain"))?.extract()?;
+        Ok(Self {
+            copy: chain.as_slice().is_err().then(|| chain.as_array().to_vec()),
+            chain,
+            size_bytes: prompt.getattr(pyo3::intern!(py, "size_bytes"))?.extract()?,
+            tokens: prompt.getattr(pyo3::intern!(py, "tokens"))?.extract()?,
+        })
+    }
+
+    fn prompt(&self) -> core::Prompt<'_> {
+        let chain = match &self.copy {
+            Some(copy) => copy,
+            None => self.chain.as_slice().unwrap_or_default(),
+        };
+        core::Prompt { chain, size_bytes: self.size_bytes, tokens: self.tokens }
     }
 }
 
@@ -86,29 +107,29 @@ impl Scheduler {
         &mut self,
         py: Python<'py>,
         slot: i64,
-        added: PyReadonlyArray1<'py, u64>,
-        tokens: PyReadonlyArray1<'py, u32>,
-        removed: PyReadonlyArray1<'py, u64>,
+        added: &Bound<'py, PyArray1<u64>>,
+        tokens: &Bound<'py, PyArray1<u32>>,
+        removed: &Bound<'py, PyArray1<u64>>,
         now_s: f64,
     ) -> PyResult<Bound<'py, PyArray1<u64>>> {
         let (mut a, mut t, mut r) = (Vec::new(), Vec::new(), Vec::new());
-        let (added, tokens) = paired(elements(&added, &mut a), elements(&tokens, &mut t))?;
-        let ids = self.core.kv_apply(slot, added, tokens, elements(&removed, &mut r), now_s);
-        Ok(PyArray1::from_vec(py, ids.map_err(|e| unknown_slot(py, &e))?))
+        let (added, tokens) = paired(elements_of(added, &mut a), elements_of(tokens, &mut t))?;
+        let seen = self.core.kv_apply(slot, added, tokens, elements_of(removed, &mut r), now_s);
+        Ok(ids(py, seen.map_err(|e| unknown_slot(py, &e))?))
     }
 
     fn kv_replace<'py>(
         &mut self,
         py: Python<'py>,
         slot: i64,
-        hashes: PyReadonlyArray1<'py, u64>,
-        tokens: PyReadonlyArray1<'py, u32>,
+        hashes: &Bound<'py, PyArray1<u64>>,
+        tokens: &Bound<'py, PyArray1<u32>>,
         now_s: f64,
     ) -> PyResult<Bound<'py, PyArray1<u64>>> {
         let (mut h, mut t) = (Vec::new(), Vec::new());
-        let (hashes, tokens) = paired(elements(&hashes, &mut h), elements(&tokens, &mut t))?;
-        let ids = self.core.kv_replace(slot, hashes, tokens, now_s).map_err(|e| unknown_slot(py, &e))?;
-        Ok(PyArray1::from_vec(py, ids))
+        let (hashes, tokens) = paired(elements_of(hashes, &mut h), elements_of(tokens, &mut t))?;
+        let seen = self.core.kv_replace(slot, hashes, tokens, now_s).map_err(|e| unknown_slot(py, &e))?;
+        Ok(ids(py, seen))
     }
 
     fn kv_clear(&mut self, py: Python<'_>, slot: i64) -> PyResult<()> {
@@ -148,48 +169,14 @@ impl Scheduler {
         let candidates: PyReadonlyArray1<bool> = of(pyo3::intern!(py, "candidates"))?.extract()?;
         let prompts = of(pyo3::intern!(py, "prompts"))?;
         let prompts = prompts.cast::<PyTuple>()?;
-        let mut chains: Vec<Vec<(PyReadonlyArray1<u64>, i64, Option<i64>)>> = Vec::with_capacity(prompts.len());
+        let mut arrays: Vec<Vec<Rendering<'_>>> = Vec::with_capacity(prompts.len());
         for renderings in prompts.iter() {
-            let mut variants = Vec::with_capacity(1);
-            for prompt in renderings.cast::<PyTuple>()?.iter() {
-                variants.push((
-                    prompt.getattr(pyo3::intern!(py, "chain"))?.extract()?,
-                    prompt.getattr(pyo3::intern!(py, "size_bytes"))?.extract()?,
-                    prompt.getattr(pyo3::intern!(py, "tokens"))?.extract()?,
-                ));
-            }
-            chains.push(variants);
+            let renderings = renderings.cast_into::<PyTuple>()?;
+            arrays.push(renderings.iter().map(|prompt| Rendering::of(&prompt)).collect::<PyResult<_>>()?);
         }
-        let chains: Vec<Vec<(std::borrow::Cow<[u64]>, i64, Option<i64>)>> = chains
-            .iter()
-            .map(|variants| {
-                variants
-                    .iter()
-                    .map(|(chain, size, tokens)| {
-                        let chain = match chain.as_slice() {
-                            Ok(slice) => std::borrow::Cow::Borrowed(slice),
-                            Err(_) => std::borrow::Cow::Owned(chain.as_array().to_vec()),
-                        };
-                        (chain, *size, *tokens)
-                    })
-                    .collect()
-            })
-            .collect();
         let (mut v, mut e, mut c) = (Vec::new(), Vec::new(), Vec::new());
         let parsed = core::Request {
-            prompts: chains
-                .iter()
-                .map(|variants| {
-                    variants
-                        .iter()
-                        .map(|(chain, size_bytes, tokens)| core::Prompt {
-                            chain,
-                            size_bytes: *size_bytes,
-                            tokens: *tokens,
-                        })
-                        .collect()
-                })
-                .collect(),
+            prompts: arrays.iter().map(|variants| variants.iter().map(Rendering::prompt).collect()).collect(),
             variant_of_slot: elements(&variant_of_slot, &mut v),
             exact: elements(&exact, &mut e),
             candidates: elements(&candidates, &mut c),
@@ -249,7 +236,7 @@ impl Scheduler {
     }
 
     fn advance<'py>(&mut self, py: Python<'py>, now_s: f64) -> Bound<'py, PyArray1<u64>> {
-        PyArray1::from_vec(py, self.core.advance(now_s))
+        ids(py, self.core.advance(now_s))
     }
 
     #[allow(clippy::too_many_arguments)] // the fields of one entry of the load log
@@ -260,12 +247,12 @@ impl Scheduler {
         slot: i64,
         p_tokens: i64,
         batch: i64,
-        sample_hashes: PyReadonlyArray1<'_, u64>,
-        sample_tokens: PyReadonlyArray1<'_, u32>,
+        sample_hashes: &Bound<'_, PyArray1<u64>>,
+        sample_tokens: &Bound<'_, PyArray1<u32>>,
         now_s: f64,
     ) -> PyResult<()> {
         let (mut h, mut t) = (Vec::new(), Vec::new());
-        let (hashes, tokens) = paired(elements(&sample_hashes, &mut h), elements(&sample_tokens, &mut t))?;
+        let (hashes, tokens) = paired(elements_of(sample_hashes, &mut h), elements_of(sample_tokens, &mut t))?;
         self.core.peer_reserve(incarnation, reservation_id, slot, p_tokens, batch, hashes, tokens, now_s);
         Ok(())
     }
@@ -300,20 +287,31 @@ impl Scheduler {
         self.core.index_size()
     }
 
+    #[allow(clippy::type_complexity)] // two arrays
+    fn learned_export<'py>(
+        &self,
+        py: Python<'py>,
+        slot: i64,
+    ) -> PyResult<(Bound<'py, PyArray1<u64>>, Bound<'py, PyArray1<i64>>)> {
+        let (chunks, costs) = self.core.learned_export(slot).map_err(|e| unknown_slot(py, &e))?.into_iter().unzip();
+        Ok((PyArray1::from_vec(py, chunks), PyArray1::from_vec(py, costs)))
+    }
+
+    fn speculative_chunks(&self) -> usize {
+        self.core.speculative_chunks()
+    }
+
+    fn replicas<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyFrozenSet>> {
+        PyFrozenSet::new(py, self.core.replicas())
+    }
+
     /// Memory of the index, bytes.
     fn index_bytes(&self) -> usize {
         self.core.index_bytes()
     }
 
     fn check_invariants(&self, py: Python<'_>) -> PyResult<()> {
-        self.core.check().map_err(|message| {
-            match python_class(py, &INVARIANT_ERROR, "trimtab_core.errors", "InvariantError")
-                .and_then(|class| class.call1((message,)))
-            {
-                Ok(value) => PyErr::from_value(value),
-                Err(error) => error,
-            }
-        })
+        self.core.check().map_err(|message| invariant_error(py, message))
     }
 }
 
