@@ -9,6 +9,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 from stack_client import StackClient
+
 from trimtab.stack import StackSettings, running
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
+
 from trimtab.probes import get_json
 from trimtab.stack import Stack
 
