@@ -31,25 +31,25 @@ def ingest(core: Core, endpoints: int, per_endpoint: int, batch: int) -> Iterato
     pool = core.scheduler(rng_seed=SEED, settings=SchedulerSettings())
     slots = [pool.add_slot() for _ in range(endpoints)]
     shared = rng.integers(1, 2**64, per_endpoint // 2, dtype=np.uint64)
-    tokens = np.arange(1, batch + 1, dtype=np.uint32) * np.uint32(16)
-    batches: list[tuple[int, Any]] = []
+    counts = np.arange(1, batch + 1, dtype=np.uint32) * np.uint32(16)
+    places: list[tuple[int, Any]] = []
     for slot in slots:
         own = np.concatenate([shared, rng.integers(1, 2**64, per_endpoint - len(shared), dtype=np.uint64)])
-        batches += [(slot, own[at : at + batch]) for at in range(0, per_endpoint, batch)]
-    order = random.Random(SEED).sample(range(len(batches)), len(batches))
+        places += [(slot, own[at : at + batch].copy()) for at in range(0, per_endpoint, batch)]
+    random.Random(SEED).shuffle(places)
+    # Copied in the order of use, as a log's reader makes them one after the other.
+    batches = [(slot, hashes.copy(), counts[: len(hashes)]) for slot, hashes in places]
     start = time.perf_counter()
-    for at in order:
-        slot, hashes = batches[at]
-        pool.kv_apply(slot, hashes, tokens[: len(hashes)], NO_CHUNKS, 0.0)
+    for slot, hashes, tokens in batches:
+        pool.kv_apply(slot, hashes, tokens, NO_CHUNKS, 0.0)
     filled_s = time.perf_counter() - start
     if pool.index_size()[1] != endpoints * per_endpoint:
         raise SystemExit("the index does not hold what it was given; no figure is given")
-    chosen = order[: len(order) // 4]
+    turned = batches[: len(batches) // 4]
     start = time.perf_counter()
-    for at in chosen:
-        slot, hashes = batches[at]
+    for slot, hashes, tokens in turned:
         pool.kv_apply(slot, NO_CHUNKS, NO_TOKENS, hashes, 0.0)
-        pool.kv_apply(slot, hashes, tokens[: len(hashes)], NO_CHUNKS, 0.0)
+        pool.kv_apply(slot, hashes, tokens, NO_CHUNKS, 0.0)
     turned_s = time.perf_counter() - start
     yield {
         "row": "ingest",
@@ -57,7 +57,7 @@ def ingest(core: Core, endpoints: int, per_endpoint: int, batch: int) -> Iterato
         "endpoints": endpoints,
         "batch": batch,
         "fill_chunks_per_s": round(endpoints * per_endpoint / filled_s),
-        "remove_and_add_chunks_per_s": round(2 * sum(len(batches[at][1]) for at in chosen) / turned_s),
+        "remove_and_add_chunks_per_s": round(2 * sum(len(hashes) for _, hashes, _ in turned) / turned_s),
     }
     if hasattr(pool, "index_bytes") and batch > 1:
         figure = round(pool.index_bytes() / pool.index_size()[1], 1)

@@ -59,8 +59,6 @@ class Request:
     request_id: str = ""
     endpoint: str = ""
     ttft_s: float | None = None
-    first_token_at_s: float = 0.0
-    """Wall clock."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
     predicted_tokens: int | None = None
@@ -102,7 +100,7 @@ class Run:
                     if not line.startswith(b"data: {"):
                         continue
                     if request.ttft_s is None:
-                        request.ttft_s, request.first_token_at_s = time.monotonic() - started_s, time.time()
+                        request.ttft_s = time.monotonic() - started_s
                     if b'"usage":{' in line or not request.request_id:
                         self._read(request, json.loads(line[6:]))
         except aiohttp.ClientError as error:

@@ -91,6 +91,11 @@ impl EndpointSets {
         set == EMPTY
     }
 
+    /// By number, whether a set has `slot`: a small table for a pass over many chunks.
+    pub fn with(&self, slot: u32) -> Vec<bool> {
+        (0..self.entries.len() as u32).map(|set| self.contains(set, slot)).collect()
+    }
+
     /// Chunks that name the set (of the empty one: meaningless).
     pub fn references(&self, set: u32) -> u64 {
         self.entries[set as usize].references

@@ -279,11 +279,13 @@ impl PrefixIndex {
         if self.held(slot) == 0 {
             return;
         }
+        // Sets that come up during the pass are without the slot; their numbers may be those of earlier ones, though.
+        let had = self.sets.with(slot);
         for shard in &mut self.shards {
             for at in 0..shard.buckets.len() {
                 for i in 0..SLOTS_PER_BUCKET {
                     let (key, set) = (shard.buckets[at].keys[i], shard.buckets[at].sets[i]);
-                    if set == EMPTY || !self.sets.contains(set, slot) {
+                    if !had.get(set as usize).is_some_and(|&had| had) || !self.sets.contains(set, slot) {
                         continue;
                     }
                     let rest = self.sets.toggle(set, slot);
@@ -306,9 +308,10 @@ impl PrefixIndex {
         if out.capacity() == 0 {
             return out;
         }
+        let has = self.sets.with(slot);
         for bucket in self.shards.iter().flat_map(|shard| shard.buckets.iter()) {
             for i in 0..SLOTS_PER_BUCKET {
-                if bucket.sets[i] != EMPTY && self.sets.contains(bucket.sets[i], slot) {
+                if has[bucket.sets[i] as usize] {
                     out.push((bucket.keys[i], self.tokens_on(bucket.keys[i], slot, bucket.tokens[i] & TOKENS_MASK)));
                 }
             }
