@@ -342,7 +342,11 @@ class Exchange:
         reader = self._reader
         usage = None if reader is None else reader.usage
         if usage is not None and usage.prompt_tokens is not None and usage.cached_tokens is not None:
-            self._ledger.used(reservation_id, prompt_tokens=usage.prompt_tokens, cached_tokens=usage.cached_tokens)
+            try:
+                self._ledger.used(reservation_id, prompt_tokens=usage.prompt_tokens, cached_tokens=usage.cached_tokens)
+            except Exception:
+                # As in `_read`; and a reservation must end whatever the engine says of its tokens.
+                log.exception("a response's token usage could not be booked")
         self._ledger.finished(reservation_id, now_s=now_s)
 
 

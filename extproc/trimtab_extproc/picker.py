@@ -133,10 +133,13 @@ class Picker:
             # A body that is no JSON (an upload, say) tells nothing about tokens.
             size_bytes = 0 if parsed.reason in _NO_TEXT_REASONS else len(body)
             return _unknown(parsed.reason or "no_prompt", parsed, size_bytes=size_bytes, holder=holder)
-        variants = self._fleet.view(parsed.model).variants or (CANONICAL,)
+        view = self._fleet.view(parsed.model)
+        variants = view.variants or (CANONICAL,)
         try:
             work_bytes = (len(body) + PROMPT_BYTES * (len(parsed.sources) - 1)) * len(variants)
-            renderings = await self._offload.run(work_bytes, lambda: _render(parsed, variants, self._settings.seed))
+            renderings = await self._offload.run(
+                work_bytes, lambda: _render(parsed, variants, self._settings.seed, view.tokens_per_byte)
+            )
         except OffloadOverflow as overflow:
             return _unknown(overflow.reason, parsed, size_bytes=len(body), holder=holder)
         except Exception:
@@ -278,9 +281,14 @@ def _unknown(reason: str, parsed: ParsedRequest, *, size_bytes: int, holder: str
     return Prepared(parsed=parsed, prompts=prompts, reason=reason, holder=holder)
 
 
-def _render(parsed: ParsedRequest, variants: tuple[Variant, ...], seed: int) -> tuple[Rendering, ...]:
+def _render(
+    parsed: ParsedRequest, variants: tuple[Variant, ...], seed: int, tokens_per_byte: float
+) -> tuple[Rendering, ...]:
     """Every engine prompt in every variant. Runs on any thread."""
-    return tuple(rendering_for(parsed, variant.card, variant.lora_name, seed) for variant in variants)
+    return tuple(
+        rendering_for(parsed, variant.card, variant.lora_name, seed, tokens_per_byte=tokens_per_byte)
+        for variant in variants
+    )
 
 
 def _variants_of_slots(view: ModelView, prepared: Prepared) -> I8:

@@ -314,3 +314,14 @@ async def test_tls_with_a_certificate_of_our_own_is_what_a_gateway_can_speak(
         async with front(mode="FULL_DUPLEX_STREAMED", port=picker.port, is_picker_tls=True) as envoy:
             assert (await envoy.post(chat()))[0] == 200
         assert await picker.metric("trimtab_decisions_total") == 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_client_names_no_rank_behind_an_endpoint(
+    mode: str, front: Opener, picker: LivePicker, upstreams: list[ToyUpstream]
+) -> None:
+    async with front(mode=mode) as opened:
+        status, body = await opened.post(chat(), **{"X-Data-Parallel-Rank": "3"})
+        assert status == 200
+        assert "x-data-parallel-rank" not in body["seen"]["headers"]
+    await until_idle(picker)

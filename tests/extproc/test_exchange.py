@@ -487,3 +487,18 @@ def test_whatever_the_gateway_sends_no_reservation_is_left_and_none_ends_twice(
     assert talk.ledger.finishes.total() == opened <= 1
     assert talk.budget.held_bytes == 0
     assert len(talk.ledger.first_tokens) <= opened
+
+
+def test_a_reservation_ends_and_the_answer_goes_on_even_if_the_usage_cannot_be_booked(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(self: BookKeeper, reservation_id: int, *, prompt_tokens: int, cached_tokens: int) -> None:
+        raise ValueError("no such number")
+
+    monkeypatch.setattr(BookKeeper, "used", refuse)
+    talk = Conversation().placed(DUPLEX)
+    talk.tell(ResponseHeaders(status=200, content_type="application/json", end_of_stream=False))
+    body = b'{"usage": {"prompt_tokens": 5, "prompt_tokens_details": {"cached_tokens": 3}}}'
+    assert talk.tell(ResponseBody(body=body, end_of_stream=True)) == [ResponseBodyChunk(body=body, end_of_stream=True)]
+    assert list(talk.ledger.finishes.values()) == [1]
+    assert "could not be booked" in caplog.text

@@ -3,11 +3,13 @@
 import asyncio
 import json
 
+import msgspec
 import pytest
 from picker_rig import CARD, SEED, PickerRig, chat
 
 from trimtab_core.chunks import U64, hash_chunks, root_hash
 from trimtab_extproc import offload
+from trimtab_extproc.decisions import REQUEST_ID_CHARS_MAX
 from trimtab_extproc.errors import NotReady
 from trimtab_extproc.events import Placed, Refused
 from trimtab_extproc.replies import Decide
@@ -395,3 +397,20 @@ async def test_an_endpoint_that_goes_takes_its_reservations_with_it(rig: PickerR
     assert rig.requests() == {B: 1}
     rig.finish(again)
     rig.scheduler.check_invariants()
+
+
+async def test_of_a_requests_own_id_no_more_than_its_start_is_kept(rig: PickerRig) -> None:
+    rig.announce(A)
+    request = msgspec.structs.replace(chat(), headers={**chat().headers, "x-request-id": "i" * 60_000})
+    await rig.place(request)
+    assert rig.last()["request_id"] == "i" * REQUEST_ID_CHARS_MAX
+
+
+async def test_many_small_prompts_are_no_small_work(rig: PickerRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.announce(A)
+    monkeypatch.setattr(offload, "JOBS_MAX", 0)
+    prompts = ["x"] * 100
+    body = msgspec.json.encode({"model": "m", "prompt": prompts})
+    headers = {**chat().headers, ":path": "/v1/completions"}
+    await rig.place(msgspec.structs.replace(chat(), headers=headers, body=body))
+    assert rig.last()["approximate"] == "prompt_queue_full"

@@ -57,6 +57,8 @@ class RenderRules:
 
     limits: RenderLimits
     clock: RenderClock
+    tokens_per_byte: float | None = None
+    """What lengths in bytes will be counted at; None: the card's own."""
 
 
 def prompts_for(
@@ -80,9 +82,10 @@ def rendering_for(
     *,
     limits: RenderLimits | None = None,
     clock: RenderClock = SYSTEM_CLOCK,
+    tokens_per_byte: float | None = None,
 ) -> Rendering:
     """The request's prompts for endpoints of this card; never raises on what a client sent."""
-    rules = RenderRules(limits=limits or RenderLimits(), clock=clock)
+    rules = RenderRules(limits=limits or RenderLimits(), clock=clock, tokens_per_byte=tokens_per_byte)
     root = root_hash(seed, lora_name, parsed.cache_salt)
     is_exact = card is not None and card.exact
     reason = "" if is_exact else "no card" if card is None else card.reason
@@ -121,7 +124,7 @@ def _exact(source: Source, card: ModelCard, root: int, seed: int, rules: RenderR
     size_bytes = len(text)
     if not rendered.complete:
         # Past its first media item the text is not known; what the client sent tells about how long it is.
-        media_bytes = int(rendered.media_items * card.image_tokens / card.tokens_per_byte)
+        media_bytes = int(rendered.media_items * card.image_tokens / (rules.tokens_per_byte or card.tokens_per_byte))
         size_bytes = max(size_bytes, len(canonical_bytes(source))) + media_bytes
     return Prompt(chain=hash_chunks(text, root, seed), size_bytes=size_bytes)
 

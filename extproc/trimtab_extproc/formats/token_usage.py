@@ -3,26 +3,32 @@
 The one rule: counts only grow while a stream goes on, so an event that knows less takes nothing back.
 """
 
+from typing import Annotated
+
 import msgspec
+
+TOKENS_MAX = 2**31 - 1
+Tokens = Annotated[int, msgspec.Meta(ge=0, le=TOKENS_MAX)]
+"""A count that an engine can mean; usage with any other is no usage."""
 
 
 class TokenDetails(msgspec.Struct):
     """The part of the usage that tells of the cache."""
 
-    cached_tokens: int | None = None
+    cached_tokens: Tokens | None = None
 
 
 class UsageFields(msgspec.Struct):
     """`usage` as chat completions, responses and messages write it."""
 
-    prompt_tokens: int | None = None
-    input_tokens: int | None = None
-    completion_tokens: int | None = None
-    output_tokens: int | None = None
+    prompt_tokens: Tokens | None = None
+    input_tokens: Tokens | None = None
+    completion_tokens: Tokens | None = None
+    output_tokens: Tokens | None = None
     prompt_tokens_details: TokenDetails | None = None
     input_tokens_details: TokenDetails | None = None
-    cache_read_input_tokens: int | None = None
-    cache_creation_input_tokens: int | None = None
+    cache_read_input_tokens: Tokens | None = None
+    cache_creation_input_tokens: Tokens | None = None
 
 
 class TokenUsage:

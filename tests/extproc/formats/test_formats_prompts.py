@@ -157,6 +157,9 @@ def test_the_first_image_ends_the_chain_and_its_data_is_no_text() -> None:
     head = f"<|im_start|>system\n{LONG}<|im_end|>\n<|im_start|>user\n".encode()
     assert prompt.chain.tolist() == chain(head)
     assert 2 * len(LONG) + 2000 <= prompt.size_bytes < 2 * len(LONG) + 2200
+    # Where the pool has measured its own rate, the same tokens are other bytes.
+    (measured,) = rendering_for(parsed, card, None, SEED, tokens_per_byte=0.125).prompts
+    assert measured.size_bytes - prompt.size_bytes == 2000
 
 
 def test_a_server_default_does_not_reach_conversations_to_embed() -> None:

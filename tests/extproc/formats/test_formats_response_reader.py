@@ -227,3 +227,12 @@ def test_no_event_makes_it_raise(events: list[dict[str, object]]) -> None:
     read(stream, STREAM)
     for event in events:
         read(json.dumps(event).encode(), WHOLE)
+
+
+@pytest.mark.parametrize("kind", [WHOLE, STREAM])
+@pytest.mark.parametrize("count", ["-5", "99999999999999999999", "1e400", "NaN", "true", "[]"])
+def test_token_counts_that_no_engine_can_mean_are_none(kind: str, count: str) -> None:
+    details = f'"prompt_tokens_details": {{"cached_tokens": {count}}}'
+    payload = f'{{"id": "r", "choices": [{{}}], "usage": {{"prompt_tokens": {count}, {details}}}}}'
+    reader = read((f"data: {payload}\n\n" if kind == STREAM else payload).encode(), kind)
+    assert facts(reader) == (True, "r", None, None, None)
