@@ -75,7 +75,7 @@ class LoadPublisher:
         self._generation = Generation(keys, self._settings)
         self._is_held = False
         self._renewal = 0
-        self._renew_at_s = 0.0
+        self._renew_at_s = self._renewed_at_s = 0.0
         self._wake = asyncio.Event()
         self._flushing = asyncio.Lock()
 
@@ -199,8 +199,9 @@ class LoadPublisher:
             is_changed = self._generation.is_changed(generation if isinstance(generation, bytes) else None)
             if lease:
                 self._is_held = True
+                self._renewed_at_s = now_s
                 self._renew_at_s = now_s + settings.lease_renew_s
-            elif is_changed:
+            elif is_changed and now_s - self._renewed_at_s < settings.lease_s:
                 log.warning("the store lost its contents: writing the lease again")
                 self._is_held = False
             else:
@@ -228,7 +229,8 @@ class LoadPublisher:
         ]
 
     def _take_new_incarnation(self) -> None:
-        """The lease is gone though the store kept its contents: for the others this replica has ended."""
+        """The lease has expired, in this store or in the one whose contents were lost: for the others this replica has
+        ended, and they never take an ended incarnation back."""
         old = self._outbox
         self._goodbyes.append((old.incarnation, old.sequence + 1))
         self._outbox = LoadOutbox(_random_u64(), self._settings)

@@ -130,7 +130,8 @@ class PoolFollower:
                 self._snapshot_times.next_s(self.kv.wanted, poll_at_s),
                 self._lease_times.next_s(self.load.wanted, poll_at_s),
             )
-            await self._read_streams(reader, until_s - loop.time())
+            if await self._read_streams(reader, until_s - loop.time()):
+                await asyncio.sleep(self._settings.read_pause_s)
 
     async def _ask(self, reader: Store, commands: list[Command]) -> "list[object]":
         # A single damaged key must not keep everything else from being read.
@@ -314,16 +315,16 @@ class PoolFollower:
             ttl_ms = int(self._settings.heartbeat_ttl_s * 1000)
             await self._ask(reader, [("SADD", key, *missing), ("PEXPIRE", key, ttl_ms)])
 
-    async def _read_streams(self, reader: Store, block_s: float) -> None:
-        """One read of the logs. Returns after `block_s` without entries."""
+    async def _read_streams(self, reader: Store, block_s: float) -> bool:
+        """One read of the logs. Whether it brought their last entries; False after `block_s` without any."""
         loop, count = asyncio.get_running_loop(), self._settings.read_entries_max
         block: tuple[str | int, ...] = ("BLOCK", max(1, int(block_s * 1000))) if block_s > 0 else ()
         command = ("XREAD", "COUNT", count, *block, "STREAMS", *self._streams, *self._cursors.ids())
         reply = await reader.execute(*command)
         slice_s = loop.time()
         self._clock.contact(slice_s)
-        if all(len(entries) < count for _, entries in reply or ()):
-            self._caught_up = True
+        is_end = all(len(entries) < count for _, entries in reply or ())
+        self._caught_up |= is_end
         for name, entries in reply or ():
             stream = name.decode()
             for entry_id, fields in entries:
@@ -332,6 +333,7 @@ class PoolFollower:
                 if loop.time() - slice_s > SLICE_S:
                     await asyncio.sleep(0)
                     slice_s = loop.time()
+        return bool(reply) and is_end
 
     def _take(self, stream: str, fields: "dict[bytes, bytes]") -> None:
         try:

@@ -53,6 +53,8 @@ class Writer:
         self.outbox = LoadOutbox((machine.incarnations * 7919) % 1000, SMALL)
         self.open: dict[int, Reservation] = {} if open_ is None else open_
         self.is_held = False
+        self.is_wiped = False
+        self.renewed_at_s = machine.now_s
         self.renewal = 0
         self.goodbyes: list[bytes] = []
 
@@ -75,7 +77,8 @@ class Writer:
         while self.outbox.has_work or self.outbox.sequence == 0:
             self.flush(store)
         incarnation = self.outbox.incarnation
-        if self.is_held and store.lease(incarnation, machine.now_s) is None:
+        is_recent = machine.now_s - self.renewed_at_s < SMALL.lease_s
+        if self.is_held and store.lease(incarnation, machine.now_s) is None and not (self.is_wiped and is_recent):
             goodbye = LoadEntry(incarnation, self.outbox.sequence + 1, [LoadOperation(LoadKind.GOODBYE, 0)])
             self.__init__(machine, self.open)  # type: ignore[misc]
             self.goodbyes.append(encode_load_entry(goodbye))
@@ -88,6 +91,8 @@ class Writer:
         store.leases[head.incarnation] = encode_lease(Lease(head, reservations)), machine.now_s + SMALL.lease_s
         store.replicas.add(head.incarnation)
         self.is_held = True
+        self.is_wiped = False
+        self.renewed_at_s = machine.now_s
 
     def close(self, store: Store) -> None:
         while self.outbox.has_work:
@@ -208,7 +213,7 @@ class LoadLogMachine(RuleBasedStateMachine):
         self.reader.position = 0
         self.reader.follower.grace(self.now_s)
         for writer in self.writers:
-            writer.is_held = False
+            writer.is_wiped = True
 
     @rule(count=st.integers(1, 5), keeps_leases=st.booleans())
     def fail_over(self, count: int, keeps_leases: bool) -> None:
