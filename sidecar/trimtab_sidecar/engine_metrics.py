@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from trimtab_sidecar.kv_sources import RANKS_MAX
 from trimtab_state.documents import BLOCK_TOKENS_MAX, COUNT_MAX
 
-METRICS_BYTES_MAX = 16 * 1024 * 1024
+METRICS_BYTES_MAX = 4 * 1024 * 1024
 """A larger dump is not read to its end."""
 
 RUNNING = ("vllm:num_requests_running", "sglang:num_running_reqs")

@@ -165,3 +165,8 @@ async def test_the_access_log_names_the_endpoint_and_nothing_of_the_prompt(rig: 
     assert lines[-1]["endpoint"] == rig.engines["b"]
     assert lines[-1]["status"] == 200
     assert "secret" not in text
+
+
+async def test_a_client_names_no_rank_even_where_no_picker_chose(rig: Rig) -> None:
+    _, body, _ = await rig.ask(x_data_parallel_rank="3")
+    assert "x-data-parallel-rank" not in {name.lower() for name in body["headers"]}

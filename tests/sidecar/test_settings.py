@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import socket
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from trimtab_core.chunks import pool_seed
 from trimtab_sidecar.json_log import VALUE_CHARS_MAX, log_json
 from trimtab_sidecar.settings import SettingsError, endpoint_address, engine_host, parse_settings, script_words
+from trimtab_sidecar.sidecar import Sidecar
 
 NEEDED = ["--pool-name", "p", "--pool-namespace", "n", "--endpoint-host", "10.0.0.1"]
 ENV = {"TRIMTAB_STORE": "redis://store", "TRIMTAB_SECRET": "secret"}
@@ -48,6 +50,10 @@ def test_several_engines_and_their_args_are_taken() -> None:
         (["--engine-args", '{"a": 1}'], ENV),
         (["--scrape-s", "0"], ENV),
         (["--checkpoint-s", "nan"], ENV),
+        (["--metrics-port", "99999"], ENV),
+        (["--metrics-port", "-2"], ENV),
+        (["--engine-url", "ftp://engine:21"], ENV),
+        (["--engine-url", "http://engine:99999"], ENV),
     ],
 )
 def test_what_makes_no_sense_is_refused(more: list[str], env: dict[str, str]) -> None:
@@ -104,3 +110,17 @@ def test_logs_are_json_lines_with_the_values_that_were_named() -> None:
     assert first["path"] == "/x"
     assert len(first["long"]) == VALUE_CHARS_MAX
     assert "ValueError: no" in second["exception"]
+
+
+@pytest.mark.parametrize("flag", ["--metrics-port", "--checkpoint-dir"])
+async def test_what_the_machine_refuses_is_told_by_the_flags_name(flag: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        values = {"--metrics-port": "0", "--checkpoint-dir": str(tmp_path / "folder")}
+        wrong = {"--metrics-port": str(taken.getsockname()[1]), "--checkpoint-dir": str(tmp_path / "file" / "folder")}
+        words = [word for name in values for word in (name, (wrong if name == flag else values)[name])]
+        settings = parse_settings(
+            [*NEEDED, "--bind", "127.0.0.1", *words], {**ENV, "TRIMTAB_STORE": "redis://127.0.0.1:1"}
+        )
+        with pytest.raises(SettingsError, match=f"^{flag} "):
+            await Sidecar(settings).run()
