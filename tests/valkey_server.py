@@ -19,12 +19,15 @@ START_TIMEOUT_S = 20.0
 
 
 def free_port() -> int:
-    """A free loopback port below 50000, since a cluster node also takes the port 10000 above."""
+    """A free loopback port whose port 10000 above is free too: a cluster node takes both."""
     while True:
-        with socket.socket() as probe:
+        with socket.socket() as probe, socket.socket() as above:
             probe.bind(("127.0.0.1", 0))
             port = int(probe.getsockname()[1])
-        if port < 50_000:
+            try:
+                above.bind(("127.0.0.1", port + 10_000))
+            except (OSError, OverflowError):
+                continue
             return port
 
 

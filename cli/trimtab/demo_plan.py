@@ -7,6 +7,7 @@ of the bytes. Pure: it starts nothing.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -40,6 +41,8 @@ SPEED: Final = 4.0
 """Emulated hardware is this much faster than one data-centre GPU, so that more requests fit into a replay."""
 RATE_PER_ENGINE: Final = 2.5
 """Requests a second for each emulated engine: busy, but round robin can just about keep up."""
+RATE_PER_CORE_MAX: Final = 10.0
+"""Requests a second for each core of this machine that the demo asks for by itself; `--rate` may ask for more."""
 KV_TOKENS: Final = 400_000
 """KV cache of one engine in tokens of full length: an 8-billion-parameter model on one 80 GB GPU."""
 BLOCK_TOKENS: Final = 16
@@ -71,7 +74,7 @@ class DemoPlan:
 
 def emulated_plan(*, trace: Path | None, rate_per_s: float | None, endpoints: int) -> DemoPlan:
     """For emulated engines. Raises UsageError about the trace."""
-    rate = rate_per_s or RATE_PER_ENGINE * endpoints
+    rate = rate_per_s or min(RATE_PER_ENGINE * endpoints, RATE_PER_CORE_MAX * (os.cpu_count() or 1))
     requests = _at_rate(shorter(_load(trace), LENGTH_DIVISOR), rate)
     flags = (
         *("--prompt-divisor", str(LENGTH_DIVISOR), "--speed", str(SPEED), "--block-size", str(BLOCK_TOKENS)),

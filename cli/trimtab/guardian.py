@@ -1,10 +1,12 @@
 """A process that outlives its parent by a moment, to kill the process groups that the parent left behind.
 
-Its one rule: end of input means that the parent is gone, however it went; then every group still on the list is killed.
+Its one rule: end of input means that the parent is gone, however it went; then every group still on the list is killed,
+and every process that carries the run's mark in its environment: the parent may have died between starting one and
+saying so, and some make groups of their own.
 It is started as a script with nothing but the standard library, and must import nothing else: it has to start in
 milliseconds and to work when everything else is broken.
 
-Lines on its standard input: `+PGID` a group to watch, `-PGID` one that has ended.
+Lines on its standard input: `=MARK` the run's mark, `+PGID` a group to watch, `-PGID` one that has ended.
 """
 
 from __future__ import annotations
@@ -13,6 +15,12 @@ import contextlib
 import os
 import signal
 import sys
+import time
+
+SETTLE_S = 0.2
+"""How long a process that was just being started may take to carry the mark."""
+SWEEPS_MAX = 10
+"""Looks for marked processes; the last finds none unless they multiply faster than they are killed."""
 
 
 def main() -> None:
@@ -21,7 +29,11 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     groups: set[int] = set()
+    mark = b""
     for line in sys.stdin:
+        if line[0] == "=":
+            mark = line[1:].strip().encode()
+            continue
         group = int(line[1:])
         if line[0] == "+":
             groups.add(group)
@@ -30,6 +42,26 @@ def main() -> None:
     for group in groups:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal.SIGKILL)
+    for _ in range(SWEEPS_MAX if mark else 0):
+        time.sleep(SETTLE_S)
+        found = marked(mark)
+        for process in found:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(process, signal.SIGKILL)
+        if not found:
+            break
+
+
+def marked(mark: bytes) -> list[int]:
+    """The processes with the mark in their environment, where the system shows it (Linux)."""
+    found = []
+    for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
+        with contextlib.suppress(OSError, ValueError):
+            process = int(name)
+            with open(f"/proc/{process}/environ", "rb") as environ:
+                if mark in environ.read().split(b"\0"):
+                    found.append(process)
+    return found
 
 
 if __name__ == "__main__":

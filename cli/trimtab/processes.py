@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
 import shutil
 import signal
 import sys
@@ -26,6 +27,8 @@ Ready = Callable[[], Awaitable[bool]]
 LOG_TAIL_LINES: Final = 25
 """Lines of a failing process's log that its error carries; the whole log stays on disk."""
 READY_POLL_S: Final = 0.05
+MARK_VARIABLE: Final = "TRIMTAB_RUN"
+"""Environment variable by which the guardian knows a run's processes."""
 STOP_GRACE_S: Final = 5.0
 """From SIGTERM to SIGKILL."""
 
@@ -57,6 +60,8 @@ class Supervisor:
     stop_grace_s: float = STOP_GRACE_S
     _children: dict[str, _Child] = field(default_factory=dict)
     _guardian: asyncio.subprocess.Process | None = None
+    _mark: str = field(default_factory=lambda: secrets.token_hex(16))
+    """Every process of this run carries it in its environment."""
     _failures: asyncio.Queue[ProcessError] = field(default_factory=asyncio.Queue)
 
     async def __aenter__(self) -> Self:
@@ -65,6 +70,7 @@ class Supervisor:
         self._guardian = await asyncio.create_subprocess_exec(
             sys.executable, "-ISE", str(guardian), stdin=asyncio.subprocess.PIPE, start_new_session=True
         )
+        self._tell_guardian(f"={MARK_VARIABLE}={self._mark}")
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
@@ -164,7 +170,7 @@ class Supervisor:
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
-                    env=env,
+                    env={**env, MARK_VARIABLE: self._mark},
                     process_group=0,
                 )
             except OSError as error:

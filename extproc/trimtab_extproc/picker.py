@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trimtab_core.placement import I8, Bools, PlacementRequest, Prompt, Rejection
+from trimtab_core.placement import I8, Bools, Placement, PlacementRequest, Prompt, Rejection
 from trimtab_core.scheduler import Scheduler
 from trimtab_extproc.decisions import REQUEST_ID_CHARS_MAX, Decision, DecisionLog
 from trimtab_extproc.endpoint_table import Endpoint, EndpointTable
@@ -178,6 +178,26 @@ class Picker:
         )
         if isinstance(outcome, Rejection):
             return self._refused(outcome.reason, outcome.retry_after_s, is_restricted=is_restricted)
+        try:
+            return self._booked(outcome, request, prepared, view, candidates, variant_of_slot, now_s)
+        except BaseException:
+            # Nobody would ever end it: the exchange has not heard of it.
+            self._reservations.finished(outcome.reservation_id, now_s=now_s)
+            self._scheduler.finish(outcome.reservation_id, now_s)
+            raise
+
+    def _booked(
+        self,
+        outcome: Placement,
+        request: Decide,
+        prepared: Prepared,
+        view: ModelView,
+        candidates: Bools,
+        variant_of_slot: I8,
+        now_s: float,
+    ) -> Placed:
+        """Tell everybody of the choice: the others, the metrics, whoever asks for decisions."""
+        parsed = prepared.parsed
         endpoint = self._table.at_slot(outcome.slot)
         assert endpoint is not None, "the scheduler chooses among the slots that it was given"
         reason = prepared.reason or view.approximate_reasons.get(outcome.slot)
@@ -203,7 +223,7 @@ class Picker:
                 approximate_detail=detail,
                 candidates=candidates,
                 excluded=_excluded(view, candidates),
-                policy=policy.policy,
+                policy=self._fleet.policy.policy,
             )
         )
         return Placed(

@@ -8,10 +8,12 @@ import signal
 import subprocess
 import sys
 import textwrap
+import uuid
 from pathlib import Path
 
 import pytest
 
+from trimtab import guardian as guardian_module
 from trimtab.probes import free_ports, listening
 from trimtab.processes import ProcessError, Supervisor
 
@@ -117,6 +119,24 @@ async def test_kill_minus_nine_of_the_supervisor_leaves_nothing(tmp_path: Path) 
     await process.wait()
     for pid in pids:
         await gone(pid)
+
+
+async def test_the_guardian_finds_a_process_that_nobody_named_to_it_by_the_runs_mark() -> None:
+    mark = f"TRIMTAB_RUN={uuid.uuid4().hex}"
+    name, _, value = mark.partition("=")
+    # In a session of its own, as some start their helpers, and never told: its parent died first.
+    ours, other = [
+        await asyncio.create_subprocess_exec(*SLEEPER, env={**os.environ, name: run}, start_new_session=True)
+        for run in (value, uuid.uuid4().hex)
+    ]
+    guardian = await asyncio.create_subprocess_exec(
+        sys.executable, "-ISE", guardian_module.__file__, stdin=subprocess.PIPE
+    )
+    await guardian.communicate(f"={mark}\n".encode())
+    assert await ours.wait() == -signal.SIGKILL
+    assert other.returncode is None
+    other.kill()
+    await other.wait()
 
 
 async def test_a_process_that_fails_while_starting_is_named_with_the_end_of_its_log(tmp_path: Path) -> None:

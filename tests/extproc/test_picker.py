@@ -375,6 +375,21 @@ async def test_a_decision_that_is_cancelled_before_the_choice_reserves_nothing(r
     assert rig.log.entries == []
 
 
+async def test_a_fault_after_the_choice_leaves_no_reservation_behind(
+    rig: PickerRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.announce(A, B)
+
+    def fail(*arguments: object) -> None:
+        raise RuntimeError("the log of decisions is broken")
+
+    monkeypatch.setattr(rig.decisions, "add", fail)
+    with pytest.raises(RuntimeError, match="broken"):
+        await rig.ask()
+    assert rig.scheduler.load().requests.tolist() == [0, 0]
+    assert len(rig.reservations) == 0
+
+
 async def test_model_names_of_clients_do_not_become_labels(rig: PickerRig) -> None:
     rig.announce(A)
     for index in range(50):
