@@ -20,7 +20,7 @@ CARGO := $(shell command -v cargo)
 DEMO ?=
 TEST ?=
 BENCH ?=
-VLLM ?=
+VLLM ?= $(shell command -v vllm)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo local test check format test-engine bench clean
@@ -59,7 +59,8 @@ test: $(VENV)/.dev
 	$(BIN)/python -m pytest -m 'not engine' $(TEST)
 
 test-engine: $(VENV)/.dev
-	TRIMTAB_VLLM="$(VLLM)" $(BIN)/python -m pytest -m engine tests/engine $(TEST)
+	@test -x "$(VLLM)" || { echo "make test-engine needs a vLLM on the CPU: VLLM=/path/to/bin/vllm" >&2; exit 1; }
+	TRIMTAB_VLLM="$(VLLM)" $(BIN)/python -m pytest -m engine tests $(TEST)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
