@@ -70,6 +70,13 @@ class FleetView:
         return self._is_caught_up and self._control is not None
 
     @property
+    def unready_reason(self) -> str:
+        """What is missing before a choice can be made, for people."""
+        if not self._is_caught_up:
+            return "the shared state was not read yet; is the store reachable?"
+        return "the shared state has no control document of this pool; the operator, or whoever stands in, writes it"
+
+    @property
     def policy(self) -> Policy:
         """How to place; the default while nobody said."""
         return self._control.policy if self._control is not None else Policy()

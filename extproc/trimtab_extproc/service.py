@@ -98,7 +98,7 @@ class Service:
         )
         self._telemetry.watch(report.gauges)
         self._telemetry.watch_counts(self._counts)
-        self._telemetry.watch_log_lag(lambda: self._follower.log_lag_s)
+        self._telemetry.watch_log_lag(lambda: self._follower.log_lag_s(self._clock()))
         self._admin = Admin(telemetry=self._telemetry, decisions=decisions, report=report, clock=clock)
         self._processor = ExternalProcessor(
             picker=picker,
@@ -206,6 +206,8 @@ class Service:
             if now_s - swept_s >= SWEEP_S:
                 swept_s = now_s
                 self._fleet.sweep(now_s)
+                if not self._fleet.is_ready:
+                    log.warning("not ready: %s", self._fleet.unready_reason)
             await self._health.set_ready(self._fleet.is_ready and not self._stopping.is_set())
             due_s = self._clock() + TICK_S
             await asyncio.sleep(TICK_S)

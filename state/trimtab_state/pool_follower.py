@@ -58,8 +58,7 @@ class PoolFollower:
         self.connected = False
         """The store is reachable and what it holds was read."""
         self.counters = FollowerCounters()
-        self.log_lag_s = 0.0
-        """How far behind the logs it was at the last slow poll, in seconds between entries. 0: at their end."""
+        self._lag_s, self._lag_at_s = 0.0, 0.0
         self._store = store
         self._keys = keys
         self._sink = sink
@@ -80,6 +79,15 @@ class PoolFollower:
         self._silent_since_s: dict[str, float] = {}
         self._caught_up = False
         self._outage = OutageLog(f"the pool {keys.namespace}/{keys.name} is not followed")
+
+    def log_lag_s(self, now_s: float) -> float:
+        """How far behind the logs this is at a time of the loop's clock, in seconds.
+
+        The distance between the last entry read and the newest at the last slow poll; it grows from then on where that
+        poll is overdue, since nobody knows what was written meanwhile.
+        """
+        overdue_s = now_s - self._lag_at_s - 2 * self._settings.poll_s
+        return self._lag_s + max(0.0, overdue_s) if self._lag_at_s else 0.0
 
     async def run(self) -> None:
         """Follows the pool until cancelled."""
@@ -182,7 +190,7 @@ class PoolFollower:
             self._caught_up = False
             self._grace()
         self._cursors.start(newest, self._settings.lookback_s)
-        self.log_lag_s = self._cursors.lag_s(newest)
+        self._lag_s, self._lag_at_s = self._cursors.lag_s(newest), asyncio.get_running_loop().time()
 
     def _take_control(self, data: bytes | None) -> None:
         """A missing document is no document: what was known stays."""

@@ -1,11 +1,13 @@
 """Publishers and followers over a real store: what one process writes is what the others see."""
 
+from pool_mirror import PoolMirror
 from pool_processes import KEYS, QUICK, Replica, Sidecar, tasks, until
 
 from trimtab_state import (
     ControlDocument,
     ControlWriter,
     EndpointSpec,
+    PoolFollower,
     ServedModel,
     connect,
 )
@@ -47,3 +49,11 @@ async def test_a_follower_sees_chunks_load_documents_and_cards(store_url: str) -
         assert one.publisher.incarnation not in one.mirror.peers
         assert A not in two.mirror.unsynced
     await store.close()
+
+
+def test_the_lag_grows_while_the_store_cannot_be_asked() -> None:
+    follower = PoolFollower(connect("redis://127.0.0.1:1"), KEYS, PoolMirror())
+    assert follower.log_lag_s(50.0) == 0.0
+    follower._lag_s, follower._lag_at_s = 0.25, 100.0
+    assert follower.log_lag_s(101.0) == 0.25
+    assert follower.log_lag_s(112.0) == 0.25 + 10.0

@@ -25,7 +25,7 @@ from golden_prompts import (
     template_source,
     write_golden,
 )
-from vllm_process import VllmProcess, model_copy, running_vllm
+from vllm_engine import VllmProcess, model_copy, running_vllm
 
 from trimtab_core.chat_template import RenderClock
 from trimtab_core.model_card import ModelCard

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-TINY_MODEL = Path(__file__).parents[3] / "lab" / "trimtab_lab" / "data" / "tiny_model"
+TINY_MODEL = Path(__file__).parents[1] / "lab" / "trimtab_lab" / "data" / "tiny_model"
 START_S = 240.0
 """Longest wait until it answers."""
 _SERVE = ("--enforce-eager", "--block-size", "32", "--num-gpu-blocks-override", "512", "--enable-scale-out")
@@ -55,11 +55,15 @@ class VllmProcess:
 
 
 @contextlib.contextmanager
-def running_vllm(model: Path, *flags: str, weights: bool = True) -> Iterator[VllmProcess]:
-    """An engine on a free loopback port. Without weights: vLLM's own rendering server, which has no model in it."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+def running_vllm(model: Path, *flags: str, weights: bool = True, port: int | None = None) -> Iterator[VllmProcess]:
+    """An engine on this loopback port, or a free one; of two equal flags the last counts.
+
+    Without weights: vLLM's own rendering server, which has no model in it.
+    """
+    if port is None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1])
     kind = ["serve", str(model), *_SERVE] if weights else ["launch", "render", str(model)]
     common = ["--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port), "--max-model-len", "8192"]
     environment = {
