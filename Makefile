@@ -31,11 +31,17 @@ help:
 # A stamp for each set of packages, so that a second run starts at once. The demo needs no test tools.
 $(VENV)/bin/python:
 	@test -n "$(PYTHON)" || { echo "Python >= 3.11 is needed: install it, or name it with PYTHON=/path/to/python" >&2; exit 1; }
+	@command -v "$(PYTHON)" >/dev/null || { echo "PYTHON=$(PYTHON): there is no such command" >&2; exit 1; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "PYTHON=$(PYTHON) is no Python >= 3.11" >&2; exit 1; }
 	@$(PYTHON) -m venv $(VENV) || { echo "$(PYTHON) cannot make a virtual environment: install its venv package (Debian: apt install python3-venv)" >&2; rm -rf $(VENV); exit 1; }
 
 # With cargo this builds the native core as well, and again when its sources change; without, the reference runs.
-SETUP := pyproject.toml setup.py $(NATIVE_SOURCES)
+SETUP := pyproject.toml setup.py $(NATIVE_SOURCES) $(if $(CARGO),$(VENV)/.cargo)
 SAY_CORE := $(BIN)/python -m trimtab_core.selection
+
+# Made when a cargo is first seen: what was installed before it is installed again.
+$(VENV)/.cargo: | $(VENV)/bin/python
+	@touch $@
 
 $(VENV)/.demo: $(SETUP) | $(VENV)/bin/python
 	@echo "Installing into $(VENV) (once$(if $(CARGO),; building the native core takes a minute or two)) ..."

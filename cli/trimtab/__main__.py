@@ -17,7 +17,9 @@ from typing import Any, Final, NoReturn
 
 from trimtab.engine_choice import EngineChoice
 from trimtab.errors import UsageError
+from trimtab.flag_values import rate, whole_number
 from trimtab.processes import ProcessError
+from trimtab_core.errors import CoreUnavailable
 
 ENDPOINTS_MAX: Final = 64
 INTERRUPTED: Final = 130
@@ -32,9 +34,12 @@ class _Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command's entry point. Exit status: 0 done, 1 a part failed, 2 wrong usage, 130 interrupted."""
     try:
-        options = _parser().parse_args(arguments)
+        options, unknown = _parser().parse_known_args(arguments)
+        if unknown:
+            # Not left to argparse, which would send the reader to the help of the whole command.
+            options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
         options.run(options)
-    except UsageError as error:
+    except (UsageError, CoreUnavailable) as error:
         sys.exit(_complain(str(error), status=2))
     except ProcessError as error:
         sys.exit(_complain(str(error), status=1))
@@ -62,17 +67,17 @@ def _parser() -> argparse.ArgumentParser:
         help="a trace in Mooncake's format, .jsonl or .jsonl.gz (default: shipped)",
     )
     demo.add_argument(
-        "--rate", type=_positive, default=None, metavar="X", help="requests per second (default: fits the engines)"
+        "--rate", type=rate, default=None, metavar="X", help="requests per second (default: fits the engines)"
     )
     demo.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
     demo.add_argument(
         "--plot", type=Path, default=Path("trimtab-demo.png"), metavar="FILE", help="the plot (default: %(default)s)"
     )
-    demo.set_defaults(run=_demo)
+    demo.set_defaults(run=_demo, parser=demo)
 
     local = verbs.add_parser("local", help="run the whole stack on this machine until Ctrl-C")
     _add_stack_flags(local)
-    local.set_defaults(run=_local)
+    local.set_defaults(run=_local, parser=local)
 
     explain = verbs.add_parser("explain", help="why the last requests went where they went")
     explain.add_argument(
@@ -81,15 +86,21 @@ def _parser() -> argparse.ArgumentParser:
         metavar="URL",
         help="a picker's metrics port; repeat for several (default: http://127.0.0.1:9090)",
     )
-    explain.add_argument("--last", type=_count, default=5, metavar="N", help="decisions to show (default: 5)")
-    explain.add_argument("--json", action="store_true", help="everything, for programs")
-    explain.set_defaults(run=_explain)
+    explain.add_argument(
+        "--last", type=whole_number(1), default=5, metavar="N", help="decisions to show, the newest last (default: 5)"
+    )
+    explain.add_argument("--json", action="store_true", help="everything, for programs, in the same order")
+    explain.set_defaults(run=_explain, parser=explain)
     return parser
 
 
 def _add_stack_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--endpoints", type=_endpoints, default=None, metavar="N", help="engines (default: 4; with real ones 2)"
+        "--endpoints",
+        type=whole_number(1, ENDPOINTS_MAX),
+        default=None,
+        metavar="N",
+        help="engines (default: 4; with real ones 2)",
     )
     parser.add_argument(
         "--engine", choices=("emulated", "vllm"), default="emulated", help="vllm: real servers on the CPU"
@@ -98,7 +109,11 @@ def _add_stack_flags(parser: argparse.ArgumentParser) -> None:
         "--vllm", type=Path, metavar="PATH", help="the vllm command for --engine vllm (default: the one on the PATH)"
     )
     parser.add_argument(
-        "--max-model-len", type=_context, default=4096, metavar="N", help="context of real engines (default: 4096)"
+        "--max-model-len",
+        type=whole_number(1024, 8192),
+        default=4096,
+        metavar="N",
+        help="context of real engines (default: 4096)",
     )
 
 
@@ -163,34 +178,6 @@ def _say(text: str) -> None:
 def _complain(message: str, *, status: int) -> int:
     print(f"trimtab: {message}", file=sys.stderr)
     return status
-
-
-def _endpoints(text: str) -> int:
-    number = int(text)
-    if not 1 <= number <= ENDPOINTS_MAX:
-        raise argparse.ArgumentTypeError(f"{number} is not between 1 and {ENDPOINTS_MAX}")
-    return number
-
-
-def _context(text: str) -> int:
-    number = int(text)
-    if not 1024 <= number <= 8192:
-        raise argparse.ArgumentTypeError(f"{number} is not between 1024 and 8192")
-    return number
-
-
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is less than 1")
-    return number
-
-
-def _positive(text: str) -> float:
-    number = float(text)
-    if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not above zero")
-    return number
 
 
 if __name__ == "__main__":

@@ -22,10 +22,11 @@ from trimtab.commands import MODEL_NAME
 from trimtab.decision_times import decision_times
 from trimtab.demo_plan import DemoPlan, emulated_plan, real_plan
 from trimtab.engine_choice import EngineChoice
-from trimtab.errors import UsageError
 from trimtab.machine_load import CpuTimes, busy_share
+from trimtab.output_file import cannot_be_written, check_output_file
 from trimtab.probes import get_text
 from trimtab.stack import Stack, StackSettings, running
+from trimtab_core.selection import CORE_NAME, CORE_REASON
 from trimtab_lab.replay import Progress, ReplaySettings, RequestResult, replay
 from trimtab_lab.report import Summary, plot, summarise, table
 
@@ -35,6 +36,7 @@ BUSY_SHARE_MAX: Final = 0.85
 LATE_S_MAX: Final = 0.25
 """A client that sends later than this (99th percentile) was starved."""
 TIMEOUT_S: Final = 120.0
+PLOT_SUFFIXES: Final = (".png", ".svg", ".pdf", ".jpg")
 POLICIES: Final = ("round_robin", "trimtab")
 
 
@@ -64,18 +66,24 @@ class Arm:
 
 
 async def demo(options: DemoOptions, *, say: Callable[[str], None]) -> None:
-    """Run it all and print. Raises UsageError before anything is started, ProcessError if a part fails."""
+    """Run it all and print. Raises ProcessError if a part fails, UsageError before anything is started or, where a file
+    cannot be written after all, at the end.
+    """
     started_s = time.monotonic()
     vllm = options.choice.vllm_command()
-    for flag, path in (("--json", options.json_path), ("--plot", options.plot_path)):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise UsageError(f"{flag} {path}: there is no folder {path.absolute().parent}")
+    if options.json_path is not None:
+        check_output_file("--json", options.json_path)
+    check_output_file("--plot", options.plot_path, suffixes=PLOT_SUFFIXES)
     plan = _plan(options)
     endpoints = options.choice.endpoint_count
+    # A failed build has a whole log for its reason.
+    reason = CORE_REASON.partition("\n")[0]
     kind = "real vLLM servers" if vllm else "emulated vLLM pods"
     say(
         f"{len(plan.sendings)} requests of {plan.sessions} conversations at {plan.rate_per_s:g}/s to {endpoints} "
-        f"{kind}, lengths divided by {plan.divisor}. First round robin, then Trimtab with {PICKERS} pickers."
+        f"{kind}, lengths divided by {plan.divisor}. First round robin, then Trimtab with {PICKERS} pickers on the "
+        f"{CORE_NAME} core ({reason}). Sending takes {_duration(plan.run_s)} in all; starts and last answers come "
+        "on top."
     )
     arms: list[Arm] = []
     for policy in POLICIES:
@@ -95,11 +103,18 @@ async def demo(options: DemoOptions, *, say: Callable[[str], None]) -> None:
     for warning in warnings(arms):
         say(f"\nNote: {warning}")
     if options.json_path is not None:
-        options.json_path.write_text(json.dumps(document(plan, arms), indent=2) + "\n")
+        try:
+            options.json_path.write_text(json.dumps(document(plan, arms), indent=2) + "\n")
+        except OSError as error:
+            raise cannot_be_written("--json", options.json_path, error) from error
         say(f"\nFigures: {options.json_path}")
     title = f"{len(plan.sendings)} requests of the trace at {plan.rate_per_s:g}/s, {endpoints} endpoints"
-    await asyncio.to_thread(plot, {arm.policy: arm.results for arm in arms}, options.plot_path, title=title)
-    say(f"Plot: {options.plot_path}")
+    if any(arm.summary["ttft_p50_s"] is not None for arm in arms):
+        try:
+            await asyncio.to_thread(plot, {arm.policy: arm.results for arm in arms}, options.plot_path, title=title)
+        except OSError as error:
+            raise cannot_be_written("--plot", options.plot_path, error) from error
+        say(f"Plot: {options.plot_path}")
     say(f"Done in {time.monotonic() - started_s:.0f} s.")
 
 
@@ -108,6 +123,7 @@ def document(plan: DemoPlan, arms: Sequence[Arm]) -> dict[str, Any]:
     return {
         **{arm.policy: arm.summary for arm in arms},
         "run": {
+            "core": CORE_NAME,
             "requests": len(plan.sendings),
             "sessions": plan.sessions,
             "rate_per_s": plan.rate_per_s,
@@ -138,6 +154,10 @@ def warnings(arms: Sequence[Arm]) -> list[str]:
         if failed:
             found.append(f"{arm.policy}: {len(failed)} requests failed, the first one with: {failed[0].error}")
     return found
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} minutes"
 
 
 def _plan(options: DemoOptions) -> DemoPlan:

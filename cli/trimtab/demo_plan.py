@@ -31,6 +31,8 @@ from trimtab_lab.vocabulary import Vocabulary
 
 ARM_S: Final = 50.0
 """Length of one replay: with two of them, and starts and ends, the demo is done in three minutes."""
+RUN_S_MAX: Final = 1800.0
+"""Both replays together: a rate that takes longer is more likely a slip than a wish."""
 REQUESTS_MIN: Final = 20
 REQUESTS_MAX: Final = 20_000
 SEED: Final = 20
@@ -71,9 +73,14 @@ class DemoPlan:
         """When the last request is sent."""
         return self.sendings[-1].due_s
 
+    @property
+    def run_s(self) -> float:
+        """How long both replays send, one after the other."""
+        return 2 * self.length_s
+
 
 def emulated_plan(*, trace: Path | None, rate_per_s: float | None, endpoints: int) -> DemoPlan:
-    """For emulated engines. Raises UsageError about the trace."""
+    """For emulated engines. Raises UsageError about the trace or the rate."""
     rate = rate_per_s or min(RATE_PER_ENGINE * endpoints, RATE_PER_CORE_MAX * (os.cpu_count() or 1))
     requests = _at_rate(shorter(_load(trace), LENGTH_DIVISOR), rate)
     flags = (
@@ -135,10 +142,16 @@ def _at_rate(requests: list[TraceRequest], rate_per_s: float) -> list[TraceReque
 
 
 def _plan(requests: Sequence[TraceRequest], rate: float, *, divisor: int, engine_flags: tuple[str, ...]) -> DemoPlan:
-    return DemoPlan(
+    plan = DemoPlan(
         sendings=tuple(chat_sendings(requests, TraceText(Vocabulary(), seed=SEED))),
         rate_per_s=rate,
         sessions=len({request.session for request in requests}),
         divisor=divisor,
         engine_flags=engine_flags,
     )
+    if plan.run_s > RUN_S_MAX:
+        raise UsageError(
+            f"--rate {rate:g}: {len(plan.sendings)} requests, sent twice, would take {plan.run_s / 60:.0f} minutes; "
+            f"{RUN_S_MAX / 60:g} are the most. Give --rate {1.1 * rate * plan.run_s / RUN_S_MAX:.2g} or more"
+        )
+    return plan

@@ -34,13 +34,13 @@ class ExplainOptions:
 
 
 def explain(options: ExplainOptions) -> str:
-    """The text to print. Raises UsageError where no picker answers."""
+    """The text to print, the newest decision last in both forms. Raises UsageError where no picker answers."""
     decisions = asyncio.run(_fetch_all(options))
     if options.as_json:
         return json.dumps(decisions, indent=2)
     if not decisions:
         return "No decision yet: send a request through the gateway first."
-    return "\n\n".join(as_table(decision) for decision in reversed(decisions))
+    return "\n\n".join(as_table(decision) for decision in decisions)
 
 
 def as_table(decision: Mapping[str, Any]) -> str:
@@ -95,12 +95,13 @@ def _aligned(cells: Sequence[str], widths: Iterable[int]) -> str:
 
 
 async def _fetch_all(options: ExplainOptions) -> list[dict[str, Any]]:
-    """The newest `last` decisions of all pickers, newest first."""
+    """The newest `last` decisions of all pickers, the newest last."""
     timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
     async with aiohttp.ClientSession(timeout=timeout) as session:
         answers = await asyncio.gather(*(_fetch(session, url, options.last) for url in options.urls))
     decisions = [decision for answer in answers for decision in answer]
-    return sorted(decisions, key=lambda decision: float(decision["age_s"]))[: options.last]
+    newest_first = sorted(decisions, key=lambda decision: float(decision["age_s"]))
+    return newest_first[: options.last][::-1]
 
 
 async def _fetch(session: aiohttp.ClientSession, url: str, last: int) -> list[dict[str, Any]]:

@@ -20,6 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
+from trimtab.guardian import KEEP_FOLDER
+from trimtab.machine_load import load_text
+
 T = TypeVar("T")
 Ready = Callable[[], Awaitable[bool]]
 """Asked again and again while a process starts; True when it can be used."""
@@ -27,6 +30,8 @@ Ready = Callable[[], Awaitable[bool]]
 LOG_TAIL_LINES: Final = 25
 """Lines of a failing process's log that its error carries; the whole log stays on disk."""
 READY_POLL_S: Final = 0.05
+READY_S: Final = 90.0
+"""From the start of a process until it can be used: seconds, and far more on a machine that is busy with others."""
 MARK_VARIABLE: Final = "TRIMTAB_RUN"
 """Environment variable by which the guardian knows a run's processes."""
 STOP_GRACE_S: Final = 5.0
@@ -56,7 +61,7 @@ class Supervisor:
     """Local processes with their logs in one directory. Use as `async with`; single-threaded, like its event loop."""
 
     log_dir: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="trimtab-")))
-    """Removed at the end, unless an error is what ends the block."""
+    """Removed at the end, after kill -9 too, unless an error is what ends the block."""
     stop_grace_s: float = STOP_GRACE_S
     _children: dict[str, _Child] = field(default_factory=dict)
     _guardian: asyncio.subprocess.Process | None = None
@@ -68,15 +73,20 @@ class Supervisor:
         self.log_dir.mkdir(parents=True, exist_ok=True)
         guardian = Path(__file__).with_name("guardian.py")
         self._guardian = await asyncio.create_subprocess_exec(
-            sys.executable, "-ISE", str(guardian), stdin=asyncio.subprocess.PIPE, start_new_session=True
+            *(sys.executable, "-ISE", str(guardian), str(self.log_dir.absolute())),
+            stdin=asyncio.subprocess.PIPE,
+            start_new_session=True,
         )
         self._tell_guardian(f"={MARK_VARIABLE}={self._mark}")
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        is_failure = kind is not None and not issubclass(kind, asyncio.CancelledError | KeyboardInterrupt)
+        if is_failure:
+            self._tell_guardian(KEEP_FOLDER)
         # Shielded, so that a second Ctrl-C does not leave the stopping half done; the guardian covers a third.
         await asyncio.shield(asyncio.ensure_future(self._close()))
-        if kind is None or issubclass(kind, asyncio.CancelledError | KeyboardInterrupt):
+        if not is_failure:
             shutil.rmtree(self.log_dir, ignore_errors=True)
 
     async def start(
@@ -86,7 +96,7 @@ class Supervisor:
         *,
         env: Mapping[str, str] | None = None,
         ready: Ready | None = None,
-        ready_timeout_s: float = 30.0,
+        ready_timeout_s: float = READY_S,
     ) -> None:
         """Start a process and wait until it is ready. Raises ProcessError; a name in use is a ValueError."""
         if name in self._children:
@@ -200,7 +210,7 @@ class Supervisor:
                 return
             if time.monotonic() > deadline_s:
                 child.wanted = False
-                raise self._failure(child, f"was not ready within {child.ready_timeout_s:g} s")
+                raise self._failure(child, f"was not ready within {child.ready_timeout_s:g} s", is_slow=True)
             await asyncio.sleep(READY_POLL_S)
 
     async def _watch(self, name: str, process: asyncio.subprocess.Process) -> None:
@@ -232,9 +242,14 @@ class Supervisor:
         if self._guardian is not None and self._guardian.stdin is not None:
             self._guardian.stdin.write(f"{line}\n".encode())
 
-    def _failure(self, child: _Child, what: str) -> ProcessError:
+    def _failure(self, child: _Child, what: str, *, is_slow: bool = False) -> ProcessError:
         lines = child.log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
-        tail = "\n".join(f"    {line}" for line in lines) or "    (it wrote nothing)"
+        remarks = [] if lines else ["it wrote nothing yet" if is_slow else "it wrote nothing"]
+        if is_slow and (load := load_text()) is not None:
+            remarks.append(load)
+        if remarks:
+            lines.append(f"({'; '.join(remarks)})")
+        tail = "\n".join(f"    {line}" for line in lines)
         return ProcessError(f"{child.name} {what}. The end of {child.log}:\n{tail}")
 
 

@@ -35,17 +35,17 @@ from trimtab.commands import (
     valkey_argv,
     vllm_argv,
 )
+from trimtab.machine_load import load_text
 from trimtab.probes import free_ports, get_json, http_ok, is_free, json_says, listening
-from trimtab.processes import ProcessError, Supervisor
+from trimtab.processes import READY_S, ProcessError, Supervisor
 from trimtab_operator.envoy_config import bootstrap_json
 from trimtab_operator.envoy_front import EnvoyFront, StaticHosts
 from trimtab_state import ControlDocument, ControlWriter, EndpointSpec, Policy, PoolKeys, connect
 from trimtab_state.documents import PolicyName
 
 MODEL_DIR: Final = Path(trimtab_lab.__file__).parent / "data" / "tiny_model"
-ENGINE_READY_S: Final = 60.0
 VLLM_READY_S: Final = 240.0
-SETTLED_S: Final = 60.0
+SETTLED_S: Final = 90.0
 """How long the pickers may take to know every endpoint exactly, counted from when all processes are up."""
 FIRST_PICKER_METRICS_PORT: Final = 9090
 """Where `trimtab explain` looks by default."""
@@ -137,8 +137,9 @@ class Stack:
                         await asyncio.sleep(0.1)
         except TimeoutError:
             lines = "\n".join(f"    {line}" for line in missing)
+            load = f"; {text}" if (text := load_text()) is not None else ""
             raise ProcessError(
-                f"the pickers did not get to know the pool within {timeout_s:g} s. The logs are in "
+                f"the pickers did not get to know the pool within {timeout_s:g} s{load}. The logs are in "
                 f"{self.supervisor.log_dir}. Missing:\n{lines}"
             ) from None
 
@@ -237,7 +238,7 @@ async def _start_endpoint(stack: Stack, number: int) -> None:
         argv,
         env=env,
         ready=http_ok(f"{ports.url}/health"),
-        ready_timeout_s=ENGINE_READY_S if settings.vllm is None else VLLM_READY_S,
+        ready_timeout_s=READY_S if settings.vllm is None else VLLM_READY_S,
     )
     if not settings.pickers:
         return

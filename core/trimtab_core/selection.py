@@ -49,7 +49,7 @@ def _advice() -> str:
     failed = Path(__file__).with_name("_native_failed.txt")
     if failed.exists():
         return f"its build failed: {failed.read_text()}"
-    return "with cargo on the PATH, `pip install .` builds it"
+    return "install cargo, then `make clean demo` or `pip install .` builds it"
 
 
 CORE_NAME, CORE_REASON = choose(os.environ.get(VARIABLE) or "auto")

@@ -16,6 +16,8 @@ from trimtab_extproc.service import Service
 from trimtab_extproc.settings import Settings, parse_settings
 from trimtab_state import ConfigError as StateConfigError
 
+EXIT_SETTINGS = 2
+"""Exit status where a setting cannot work, as the other commands have it."""
 SWITCH_INTERVAL_S = 0.001
 """How long a thread that renders a big prompt may keep the event loop waiting, at most."""
 
@@ -43,7 +45,8 @@ def main() -> None:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(serve(settings))
     except (ConfigError, StateConfigError) as error:
-        sys.exit(f"trimtab-extproc: {error}")
+        print(f"trimtab-extproc: {error}", file=sys.stderr)
+        sys.exit(EXIT_SETTINGS)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from trimtab_extproc.errors import ConfigError
+from trimtab_state import ConfigError as StateConfigError
+from trimtab_state.store_url import parse_store_url
 
 _ONE_DASH = re.compile(r"-[a-zA-Z][a-zA-Z-]")
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -107,10 +109,12 @@ def parse_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> 
     store_url = options.store or environment.get("TRIMTAB_STORE", "")
     if not store_url:
         raise ConfigError("--store (or TRIMTAB_STORE) is missing: the shared state's URL")
+    try:
+        parse_store_url(store_url)
+    except StateConfigError as error:
+        raise ConfigError(f"--store (or TRIMTAB_STORE): {error}") from error
     if not options.pool_name:
         raise ConfigError("--pool-name is missing")
-    if options.drain_delay < 0 or options.drain_timeout < 0:
-        raise ConfigError("--drain-delay and --drain-timeout cannot be negative")
     return Settings(
         pool_name=options.pool_name,
         pool_namespace=options.pool_namespace,
@@ -138,7 +142,7 @@ class _Parser(argparse.ArgumentParser):
     """Errors are ConfigErrors, which the caller reports."""
 
     def error(self, message: str) -> NoReturn:
-        raise ConfigError(message)
+        raise ConfigError(f"{message}. See {self.prog} --help")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -164,8 +168,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--body-bytes-max", type=_positive, default=64 << 20, help="largest request body (default: 64 MiB)")
     add("--bodies-bytes-max", type=_positive, default=512 << 20, help="all bodies held at once (default: 512 MiB)")
     add("--exchanges-max", type=_positive, default=16_384, help="exchanges in flight at once (default: 16384)")
-    add("--drain-delay", type=float, default=1.0, metavar="S", help="seconds to serve on after SIGTERM (default: 1)")
-    add("--drain-timeout", type=float, default=60.0, metavar="S", help="seconds for streams to finish (default: 60)")
+    add("--drain-delay", type=_seconds, default=1.0, metavar="S", help="seconds to serve on after SIGTERM (default: 1)")
+    add("--drain-timeout", type=_seconds, default=60.0, metavar="S", help="seconds for streams to finish (default: 60)")
     add("--log-level", type=str.lower, choices=LOG_LEVELS, default="info", help="default: info")
     return parser
 
@@ -192,16 +196,33 @@ def _boolean(text: str) -> bool:
 
 
 def _port(text: str) -> int:
-    port = int(text)
+    port = _whole_number(text)
     if not 0 <= port <= 65535:
-        raise argparse.ArgumentTypeError(f"{text} is no port")
+        raise argparse.ArgumentTypeError(f"{text} is no port: give 0 to 65535")
     return port
 
 
 def _positive(text: str) -> int:
-    number = int(text)
+    number = _whole_number(text)
     if number <= 0:
         raise argparse.ArgumentTypeError(f"{text} is not positive")
+    return number
+
+
+def _whole_number(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+
+
+def _seconds(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds") from None
+    if not 0 <= number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds from 0 on")
     return number
 
 

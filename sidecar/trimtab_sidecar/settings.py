@@ -15,6 +15,8 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from trimtab_core.chunks import pool_seed
+from trimtab_state.errors import ConfigError
+from trimtab_state.store_url import parse_store_url
 
 ENGINES = ("vllm", "sglang")
 PORT_MAX = 65_535
@@ -77,6 +79,10 @@ def parse_settings(arguments: Sequence[str], env: Mapping[str, str]) -> SidecarS
     store = flags.store or env.get("TRIMTAB_STORE")
     if not store:
         raise SettingsError("no store: give --store or TRIMTAB_STORE")
+    try:
+        parse_store_url(store)
+    except ConfigError as error:
+        raise SettingsError(f"--store (or TRIMTAB_STORE): {error}") from error
     secret = _secret(flags.secret_file, env)
     seconds = {
         name: getattr(flags, name)
@@ -84,7 +90,7 @@ def parse_settings(arguments: Sequence[str], env: Mapping[str, str]) -> SidecarS
     }
     for name, value in seconds.items():
         if not 0 < value < 3_600:
-            raise SettingsError(f"--{name.replace('_', '-')} {value}")
+            raise SettingsError(f"--{name.replace('_', '-')} {value}: give seconds above 0 and below 3600")
     if not -1 <= flags.metrics_port <= PORT_MAX:
         raise SettingsError(
             f"--metrics-port {flags.metrics_port}: give 1 to {PORT_MAX}, 0 for any free one, -1 for none"
@@ -120,28 +126,53 @@ def parse_settings(arguments: Sequence[str], env: Mapping[str, str]) -> SidecarS
 
 def parser() -> argparse.ArgumentParser:
     defaults = SidecarSettings.__dataclass_fields__
-    parser = argparse.ArgumentParser(prog="trimtab-sidecar", description="Beside each engine: its KV cache and load.")
+    parser = argparse.ArgumentParser(
+        prog="trimtab-sidecar",
+        usage="trimtab-sidecar [drain] --pool-name NAME --pool-namespace NAMESPACE --endpoint-host IP [flags]",
+        description="Beside each engine: tells the pool's pickers its KV cache and load.",
+        epilog="trimtab-sidecar drain, with the same flags: ask the running sidecar to take this pod's endpoints out "
+        "of the choice, and end once the pickers are told (for a preStop hook; needs --checkpoint-dir).",
+    )
     add = parser.add_argument
-    add("--pool-name", required=True)
-    add("--pool-namespace", required=True)
-    add("--endpoint-host", required=True, help="the pod's IP, as the pool's endpoints are named")
-    add("--engine", choices=ENGINES, default="vllm")
-    add("--engine-url", action="append", help="base URL of an engine in this pod; repeat for several")
+    add("--pool-name", required=True, metavar="NAME", help="name of the InferencePool")
+    add("--pool-namespace", required=True, metavar="NAMESPACE", help="its namespace")
+    add("--endpoint-host", required=True, metavar="IP", help="the pod's IP, as the pool's endpoints are named")
+    add("--engine", choices=ENGINES, default="vllm", help="which engine it is (default: vllm)")
+    add(
+        "--engine-url",
+        action="append",
+        metavar="URL",
+        help="base URL of an engine in this pod; repeat for several (default: http://127.0.0.1:8000)",
+    )
     add("--engine-args", help="the engine container's command and args, as a JSON list [TRIMTAB_ENGINE_ARGS]")
     add("--model-dir", type=Path, help="the model's files (default: as the engine's args say)")
     add("--store", help="URL of the shared state [TRIMTAB_STORE]")
     add("--secret-file", type=Path, help="the install's secret [TRIMTAB_SECRET holds the secret itself]")
     add("--checkpoint-dir", type=Path, help="a folder that outlives this container (an emptyDir)")
-    add("--metrics-port", type=int, default=9091, help="own metrics; 0: a free port; -1: none")
-    add("--bind", default="0.0.0.0", help="address of the metrics port")
+    add("--metrics-port", type=int, default=9091, help="own metrics; 0: a free port; -1: none (default: 9091)")
+    add("--bind", default="0.0.0.0", help="address of the metrics port (default: 0.0.0.0)")
     add("--kv-events", help="ZMQ address of rank 0's events (default: as the engine tells)")
     add("--kv-replay", help="ZMQ address of rank 0's replay")
-    add("--kv-topic", default="")
+    add("--kv-topic", default="", help="take events of ZMQ topics that begin so only (default: all)")
     add("--kv-bind", action="store_true", help="bind --kv-events, since the engine connects to it")
-    add("--ranks", type=int, default=1, help="data-parallel ranks behind --kv-events")
-    for name in ("scrape_s", "scrape_idle_s", "heartbeat_s", "models_s", "checkpoint_s", "tail_check_s"):
-        add(f"--{name.replace('_', '-')}", type=float, default=defaults[name].default)
-    add("--log-level", default="INFO", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
+    add("--ranks", type=int, default=1, help="data-parallel ranks behind --kv-events (default: 1)")
+    for name, text in (
+        ("scrape_s", "between two reads of a busy engine's metrics"),
+        ("scrape_idle_s", "between two reads of an idle engine's metrics, at most"),
+        ("heartbeat_s", "between two heartbeats"),
+        ("models_s", "between two questions which models the engine serves"),
+        ("checkpoint_s", "between two checkpoints, at least"),
+        ("tail_check_s", "between two looks for missed last events, at least"),
+    ):
+        default = defaults[name].default
+        add(
+            f"--{name.replace('_', '-')}",
+            type=float,
+            default=default,
+            metavar="S",
+            help=f"seconds {text} (default: {default:g})",
+        )
+    add("--log-level", default="INFO", choices=("DEBUG", "INFO", "WARNING", "ERROR"), help="default: INFO")
     return parser
 
 

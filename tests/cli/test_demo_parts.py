@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from trimtab.decision_times import decision_times
-from trimtab.demo import Arm, warnings
+from trimtab.demo import PLOT_SUFFIXES, Arm, document, warnings
 from trimtab.demo_plan import ARM_S, LENGTH_DIVISOR, emulated_plan, real_plan
 from trimtab.errors import UsageError
 from trimtab.machine_load import CpuTimes, busy_share
+from trimtab_core.selection import CORE_NAME
 from trimtab_lab.replay import RequestResult
-from trimtab_lab.report import summarise
+from trimtab_lab.report import plot, summarise
 
 PAGE = """\
 # TYPE trimtab_decision_seconds histogram
@@ -93,6 +94,18 @@ def test_a_file_that_is_no_trace_is_refused_with_the_flag(content: str, expected
     path.write_text(content)
     with pytest.raises(UsageError, match=rf"(?s)--trace .*{expected}"):
         emulated_plan(trace=path, rate_per_s=None, endpoints=1)
+
+
+@pytest.mark.parametrize("suffix", PLOT_SUFFIXES)
+def test_a_plot_can_have_every_suffix_that_is_taken(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"plot{suffix}"
+    plot({"trimtab": [result()]}, path)
+    assert path.stat().st_size > 1000
+
+
+def test_the_figures_say_which_core_they_are_of() -> None:
+    plan = emulated_plan(trace=None, rate_per_s=1.0, endpoints=1)
+    assert document(plan, [arm(result())])["run"]["core"] == CORE_NAME
 
 
 def test_what_makes_figures_doubtful_is_said() -> None:

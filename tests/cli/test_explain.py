@@ -126,11 +126,11 @@ def test_decisions_of_several_pickers_are_merged_with_the_newest_last(picker_pag
     assert titles[0].endswith(f"picker {second}")
 
 
-def test_json_has_everything_newest_first(picker_pages: Any) -> None:
+def test_json_has_everything_in_the_order_of_the_table(picker_pages: Any) -> None:
     url = picker_pages([decision(age_s=1.0), decision(age_s=2.0)])
     assert json.loads(explain(ExplainOptions(urls=(url,), last=5, as_json=True))) == [
-        decision(age_s=1.0) | {"picker": url},
         decision(age_s=2.0) | {"picker": url},
+        decision(age_s=1.0) | {"picker": url},
     ]
 
 

@@ -206,6 +206,6 @@ async def test_a_setting_that_cannot_work_is_said_in_one_line(tmp_path: Path) ->
         stderr=asyncio.subprocess.PIPE,
     )
     _, errors = await process.communicate()
-    assert process.returncode == 1
+    assert process.returncode == 2
     assert errors.decode().startswith("trimtab-extproc: --config-file is another endpoint picker's flag")
     assert errors.count(b"\n") == 1
