@@ -1,11 +1,11 @@
 """The hop: what a picker adds to a request. Envoy with it minus Envoy without, in one run, beside the reference picker.
 
-    python bench/hop.py [--seconds 10] [--rounds 3] [--json FILE] [--no-peer]
+    python bench/hop.py [--seconds 10] [--rounds 3] [--row NAME] [--json FILE] [--no-peer]
 
-Rows: 2 KB chats at 500 requests/s, and 400 KB chats at 10 requests/s, 80 % of each seen before, and all new. Open loop
-(vegeta), 8 backends that answer at once, one picker process each. Sides take turns within a round, so that noise meets
-all of them; medians over the rounds are given, and A against A shows the noise. A side counts only if every request
-succeeded and our picker placed each of them. CPU per request is that of the picker's own process.
+Rows: 2 KB chats at 150 and at 500 requests/s, and 400 KB chats at 10 requests/s, 80 % of each seen before, and all new.
+Open loop (vegeta), 8 backends that answer at once, one picker process each. Sides take turns within a round, so that
+noise meets all of them; medians over the rounds are given, and A against A shows the noise. A side counts only if every
+request succeeded and our picker placed each of them. CPU per request is that of the picker's own process.
 
 Our picker has everything on that it has in a pool: a store, heartbeats, an exact model card and the backends' KV index.
 Sides: `direct` (no picker), `trimtab` (our Envoy configuration), `trimtab_streamed` (our picker behind a gateway with
@@ -51,6 +51,7 @@ class Row:
 
 
 ROWS = (
+    Row(name="2 KB, half seen before, calm", rate=150, prompt_bytes=2_000, shared=0.5),
     Row(name="2 KB, half seen before", rate=500, prompt_bytes=2_000, shared=0.5),
     Row(name="400 KB, 80 % seen before", rate=10, prompt_bytes=400_000, shared=0.8),
     Row(name="400 KB, all new", rate=10, prompt_bytes=400_000, shared=0.0),
@@ -120,10 +121,10 @@ class Sample:
 
 
 def measure(sides: dict[str, tuple[int, int | None]], rounds: int, seconds: int, vegeta: Path, folder: Path,
-            pool: BenchPool) -> list[dict[str, Any]]:  # fmt: skip
+            pool: BenchPool, wanted: str) -> list[dict[str, Any]]:  # fmt: skip
     """`sides`: name -> (port, picker's process id). One result for each row."""
     results = []
-    for row in ROWS:
+    for row in [row for row in ROWS if wanted in row.name]:
         pool.hold(common_prefixes(row))
         samples: dict[str, list[Sample]] = {name: [] for name in sides}
         for number in range(rounds + 1):  # the first round warms up and is not counted
@@ -195,6 +196,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=10, help="length of one run")
     parser.add_argument("--rounds", type=int, default=3, help="counted rounds")
     parser.add_argument("--json", type=Path, help="write the results there")
+    parser.add_argument("--row", default="", help="only rows whose name contains this")
     parser.add_argument("--no-peer", action="store_true", help="leave out the reference picker")
     arguments = parser.parse_args()
     vegeta = build() / "vegeta"
@@ -222,7 +224,7 @@ def main() -> None:
         sides["direct_again"] = (direct, None)
         pool.await_ready()
         group.check()
-        results = measure(sides, arguments.rounds, arguments.seconds, vegeta, folder, pool)
+        results = measure(sides, arguments.rounds, arguments.seconds, vegeta, folder, pool, arguments.row)
         group.check()
     document = {"benchmark": "hop", "cpus": os.cpu_count(), "backends": len(BACKENDS), "rows": results}
     if arguments.json:
