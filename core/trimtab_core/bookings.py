@@ -48,6 +48,8 @@ class Bookings:
         watched: Iterable[int] = (),
     ) -> None:
         """Book it: its load, its claim on `chunks`, and the chunks whose appearance is its first token."""
+        # A replica that was dropped and came back may use an id again whose claim is still in its grace.
+        self.speculation.end(reservation.key)
         if reservation.slot != NOWHERE:
             self.speculation.claim(reservation.key, reservation.slot, chunks, tokens)
             self._watch.watch(reservation, watched)

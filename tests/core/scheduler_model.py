@@ -359,6 +359,8 @@ class ModelScheduler:
         if key not in self.open:
             target = slot if slot in self.slots else None
             self.open[key] = ModelReservation(key=key, slot=target, p_tokens=p_tokens, batch=batch)
+            self.claims.pop(key, None)
+            self.settle()
             if target is not None:
                 self.claim(key, target, samples)
             self.note()

@@ -422,6 +422,17 @@ def test_peers_teach_too() -> None:
     assert place(there, follow, now_s=100.0).hit_tokens[0] == 512
 
 
+def test_an_id_that_comes_again_takes_nothing_over_from_its_earlier_life() -> None:
+    scheduler = pool(2)
+    chain = prompt(text(("a", 32))).chain
+    counts = np.arange(16, 16 * 33, 16, dtype=np.uint32)
+    scheduler.peer_reserve(5, 1, 1, 0, 1, chain, counts, 0.0)
+    scheduler.peer_drop(5, 0.5)
+    scheduler.peer_reserve(5, 1, 0, 64, 1, NO_CHUNKS, NO_TOKENS, 1.0)
+    scheduler.check_invariants()
+    assert place(scheduler, request(2, prompt(text(("a", 32)))), now_s=1.0).hit_tokens.tolist() == [0, 0]
+
+
 # Slots
 
 

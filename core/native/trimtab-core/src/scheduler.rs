@@ -452,6 +452,8 @@ impl Scheduler {
                 sample_hashes: Vec::new(),
                 sample_tokens: Vec::new(),
             };
+            // A replica that was dropped and came back may use an id again whose claim is still in its grace.
+            self.speculation.end(key);
             if slot != NOWHERE {
                 self.speculation.claim(key, slot, hashes.to_vec(), Origins::Samples(tokens.to_vec()));
             }
