@@ -95,6 +95,12 @@ def encode_load_entry(entry: LoadEntry) -> bytes:
     )
 
 
+def writer_of_load_entry(data: bytes) -> int | None:
+    """The incarnation that wrote an entry, without reading its operations; None where that cannot be told."""
+    is_known = data[:1] == bytes((VERSION,)) and len(data) > _POSITION.size
+    return int(_POSITION.unpack_from(data, 1)[0]) if is_known else None
+
+
 def decode_load_entry(data: bytes) -> LoadEntry:
     """Raises CodecError."""
     reader = Reader(data)

@@ -135,7 +135,7 @@ class LoadPublisher:
     async def close(self) -> None:
         """Sends what is left, says goodbye and deletes the lease: peers drop this replica at once.
 
-        Call it when `run` has ended.         Raises StateUnavailable: the lease then goes by its time to live.
+        Call it when `run` has ended. Raises StateUnavailable: the lease then goes by its time to live.
         """
         if self._outbox.has_work:
             await self._flush()

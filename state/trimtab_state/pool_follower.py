@@ -20,7 +20,15 @@ from .heartbeat_table import HeartbeatTable
 from .keys import PoolKeys
 from .kv_codec import KvSnapshot, decode_entry, decode_snapshot
 from .kv_follower import KvFollower
-from .load_codec import LEASE_HEAD_BYTES, Lease, LeaseHead, decode_lease, decode_lease_head, decode_load_entry
+from .load_codec import (
+    LEASE_HEAD_BYTES,
+    Lease,
+    LeaseHead,
+    decode_lease,
+    decode_lease_head,
+    decode_load_entry,
+    writer_of_load_entry,
+)
 from .load_follower import LoadFollower
 from .notices import Notice, parse_notice
 from .outage_log import OutageLog
@@ -68,6 +76,7 @@ class PoolFollower:
         self._streams = (keys.kv_log, keys.load_log, keys.notify)
         self._cursors = StreamCursors(self._streams)
         self.kv = KvFollower(sink, self._settings)
+        self._own_incarnations = own_incarnations
         self.load = LoadFollower(sink, self._settings, own_incarnations)
         self.heartbeats = HeartbeatTable(sink, self._settings)
         self._snapshot_times: RetryTimes[str] = RetryTimes(SNAPSHOT_RETRY_S)
@@ -350,7 +359,10 @@ class PoolFollower:
                 self.kv.entry(decode_entry(fields.get(b"b", b"")))
             elif stream == self._keys.load_log:
                 self.counters.load_entries += 1
-                self.load.entry(decode_load_entry(fields.get(b"b", b"")), self._clock.now_s)
+                data = fields.get(b"b", b"")
+                # With one replica all entries are our own: reading their operations only to skip them is half the work.
+                if writer_of_load_entry(data) not in self._own_incarnations:
+                    self.load.entry(decode_load_entry(data), self._clock.now_s)
             elif (notice := parse_notice(fields)) is not None:
                 self._noticed.add(notice)
         except CodecError as error:

@@ -44,6 +44,7 @@ from trimtab_state.load_codec import (
     decode_load_entry,
     encode_lease,
     encode_load_entry,
+    writer_of_load_entry,
 )
 from trimtab_state.notices import parse_notice
 from trimtab_state.stream_position import parse_id
@@ -229,3 +230,11 @@ def test_names_and_limits_beyond_their_bounds_are_refused() -> None:
     for wrong in ({"endpoints": [{"name": "x" * 5_000, "address": "a"}]}, {"policy": {"batch_limit": 2**63}}):
         with pytest.raises(CodecError):
             decode_control(msgspec.json.encode({"namespace": "n", "name": "p"} | wrong))
+
+
+def test_the_writer_of_a_load_entry_is_told_without_reading_the_rest() -> None:
+    data = encode_load_entry(LoadEntry(2**63 + 5, 7, []))
+    assert writer_of_load_entry(data) == 2**63 + 5
+    assert writer_of_load_entry(data[:-1] + b"damage") == 2**63 + 5
+    for unreadable in (b"", data[:1], data[:9], bytes((data[0] + 1,)) + data[1:]):
+        assert writer_of_load_entry(unreadable) is None
