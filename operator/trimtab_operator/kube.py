@@ -1,0 +1,287 @@
+"""The Kubernetes API as this operator uses it: JSON objects by kind, server-side apply, lists in pages, watches.
+
+The one rule: the official client does the talking (credentials, TLS, connections); here are the few calls that the
+operator makes of it, on plain JSON, since its typed models cost ten times the memory and do not know our kinds.
+It must not know what the objects mean. Nothing here retries: callers are level-based and come again.
+"""
+
+import json
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, Final, Self
+
+import aiohttp
+from kubernetes.aio import config as kube_config
+from kubernetes.aio.client import ApiClient, Configuration
+
+from trimtab_operator.install import MANAGER
+
+Object = dict[str, Any]
+"""A Kubernetes object as JSON."""
+
+PAGE_OBJECTS: Final = 500
+REQUEST_TIMEOUT_S: Final = 30.0
+WATCH_SERVER_S: Final = 300
+"""The server ends a watch after this long, so that none lives on half dead."""
+WATCH_SILENCE_S: Final = 90.0
+"""A watch that says nothing for this long (bookmarks come every minute) is taken as broken."""
+_PHRASES: Final = {int(status): status.phrase for status in HTTPStatus}
+APPLY: Final = "application/apply-patch+yaml"
+MERGE: Final = "application/merge-patch+json"
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """A kind and where it is served."""
+
+    api_version: str
+    plural: str
+    kind: str
+    is_namespaced: bool = True
+
+    def path(self, namespace: str | None = None, name: str | None = None, subresource: str | None = None) -> str:
+        """URL path; without a namespace: of all namespaces, or of the cluster."""
+        prefix = "/api" if "/" not in self.api_version else "/apis"
+        parts = [prefix, self.api_version]
+        if namespace is not None and self.is_namespaced:
+            parts += ["namespaces", namespace]
+        parts.append(self.plural)
+        parts += [part for part in (name, subresource) if part is not None]
+        return "/".join(parts)
+
+
+PODS: Final = Resource("v1", "pods", "Pod")
+NODES: Final = Resource("v1", "nodes", "Node", is_namespaced=False)
+NAMESPACES: Final = Resource("v1", "namespaces", "Namespace", is_namespaced=False)
+SERVICES: Final = Resource("v1", "services", "Service")
+SECRETS: Final = Resource("v1", "secrets", "Secret")
+CONFIG_MAPS: Final = Resource("v1", "configmaps", "ConfigMap")
+EVENTS: Final = Resource("events.k8s.io/v1", "events", "Event")
+DEPLOYMENTS: Final = Resource("apps/v1", "deployments", "Deployment")
+PDBS: Final = Resource("policy/v1", "poddisruptionbudgets", "PodDisruptionBudget")
+LEASES: Final = Resource("coordination.k8s.io/v1", "leases", "Lease")
+WEBHOOKS: Final = Resource(
+    "admissionregistration.k8s.io/v1",
+    "mutatingwebhookconfigurations",
+    "MutatingWebhookConfiguration",
+    is_namespaced=False,
+)
+POOLS: Final = Resource("inference.networking.k8s.io/v1", "inferencepools", "InferencePool")
+POLICIES: Final = Resource("trimtab.dev/v1alpha1", "schedulingpolicies", "SchedulingPolicy")
+KINDS: Final = {
+    resource.kind: resource
+    for resource in (SERVICES, SECRETS, CONFIG_MAPS, DEPLOYMENTS, PDBS, POOLS, POLICIES, PODS, WEBHOOKS, NAMESPACES)
+}
+"""Kinds that `apply` and `delete` take by the object's own `kind`."""
+
+
+class KubeError(Exception):
+    """The API server refused: `status` (HTTP) and its own words. `status` 0: it was not reached."""
+
+    def __init__(self, status: int, reason: str, message: str) -> None:
+        super().__init__(f"{status} {reason}: {message}")
+        self.status = status
+        self.reason = reason
+        """The API's word: NotFound, Conflict, AlreadyExists, Invalid, Forbidden, Expired, ..."""
+        self.message = message
+
+
+@dataclass(frozen=True, slots=True)
+class WatchEvent:
+    """`type`: ADDED, MODIFIED, DELETED or BOOKMARK."""
+
+    type: str
+    object: Object
+
+
+class Kube:
+    """One connection pool to one API server. Every method raises KubeError."""
+
+    def __init__(self, client: ApiClient) -> None:
+        self._client = client
+
+    @classmethod
+    async def connect(cls, kubeconfig: str | None = None) -> Self:
+        """By the pod's service account where there is one, else by a kubeconfig (KUBECONFIG, ~/.kube/config)."""
+        configuration = Configuration()
+        if kubeconfig is None:
+            await kube_config.load_config(client_configuration=configuration)
+        else:
+            await kube_config.load_kube_config(config_file=kubeconfig, client_configuration=configuration)
+        return cls(ApiClient(configuration))
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    async def get(self, resource: Resource, namespace: str | None, name: str) -> Object | None:
+        """None if there is no such object."""
+        try:
+            return await self._json("GET", resource.path(namespace, name))
+        except KubeError as error:
+            if error.status == HTTPStatus.NOT_FOUND:
+                return None
+            raise
+
+    async def list_all(
+        self, resource: Resource, namespace: str | None = None, *, label_selector: str = "", field_selector: str = ""
+    ) -> tuple[list[Object], str]:
+        """All objects, read in pages, and the resource version to watch from."""
+        found: list[Object] = []
+        version = ""
+        async for items, listed_at in self.pages(
+            resource, namespace, label_selector=label_selector, field_selector=field_selector
+        ):
+            found.extend(items)
+            version = listed_at
+        return found, version
+
+    async def pages(
+        self, resource: Resource, namespace: str | None = None, *, label_selector: str = "", field_selector: str = ""
+    ) -> AsyncIterator[tuple[list[Object], str]]:
+        """(objects, resource version), page by page, for callers that keep less than whole objects."""
+        query = {"limit": str(PAGE_OBJECTS), "labelSelector": label_selector, "fieldSelector": field_selector}
+        while True:
+            page = await self._json("GET", resource.path(namespace), query=query)
+            metadata = page.get("metadata", {})
+            yield page.get("items") or [], metadata.get("resourceVersion", "")
+            if not metadata.get("continue"):
+                return
+            query["continue"] = metadata["continue"]
+
+    async def watch(
+        self,
+        resource: Resource,
+        namespace: str | None,
+        resource_version: str,
+        *,
+        label_selector: str = "",
+        field_selector: str = "",
+    ) -> AsyncIterator[WatchEvent]:
+        """Changes after that version, until the server ends the watch (start again from the last version seen).
+
+        KubeError with status 410: the version is too old, list again.
+        """
+        query = {
+            "watch": "1",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": resource_version,
+            "timeoutSeconds": str(WATCH_SERVER_S),
+            "labelSelector": label_selector,
+            "fieldSelector": field_selector,
+        }
+        limits = aiohttp.ClientTimeout(total=None, sock_connect=REQUEST_TIMEOUT_S, sock_read=WATCH_SILENCE_S)
+        response = await self._call("GET", resource.path(namespace), query=query, limits=limits)
+        try:
+            if response.status >= HTTPStatus.BAD_REQUEST:
+                raise _refusal(response.status, await response.read())
+            while line := await response.content.readline():
+                event = json.loads(line)
+                if event["type"] == "ERROR":
+                    raise _refusal(int(event["object"].get("code", 500)), event["object"])
+                yield WatchEvent(event["type"], event["object"])
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            raise KubeError(0, "WatchBroken", f"{type(error).__name__}: {error}") from error
+        finally:
+            response.close()
+
+    async def apply(self, body: Object, *, manager: str = MANAGER, subresource: str | None = None) -> Object:
+        """Server-side apply, by force: what the operator says of an object's fields holds."""
+        metadata = body["metadata"]
+        path = KINDS[body["kind"]].path(metadata.get("namespace"), metadata["name"], subresource)
+        query = {"fieldManager": manager, "force": "true"}
+        return await self._json("PATCH", path, query=query, body=body, content_type=APPLY)
+
+    async def create(self, resource: Resource, body: Object) -> Object:
+        return await self._json("POST", resource.path(body["metadata"].get("namespace")), body=body)
+
+    async def replace(self, resource: Resource, body: Object, *, subresource: str | None = None) -> Object:
+        """Under the resourceVersion that the object carries: KubeError 409 if it has changed meanwhile."""
+        metadata = body["metadata"]
+        path = resource.path(metadata.get("namespace"), metadata["name"], subresource)
+        return await self._json("PUT", path, query={"fieldManager": MANAGER}, body=body)
+
+    async def merge(
+        self, resource: Resource, namespace: str | None, name: str, body: Object, *, subresource: str | None = None
+    ) -> Object:
+        """JSON merge patch."""
+        path = resource.path(namespace, name, subresource)
+        return await self._json("PATCH", path, query={"fieldManager": MANAGER}, body=body, content_type=MERGE)
+
+    async def delete(self, resource: Resource, namespace: str | None, name: str, *, uid: str | None = None) -> bool:
+        """In the background; with a uid: that very object and none that was made since. False if it was not there."""
+        options: Object = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"}
+        if uid is not None:
+            options["preconditions"] = {"uid": uid}
+        try:
+            await self._json("DELETE", resource.path(namespace, name), body=options)
+        except KubeError as error:
+            if error.status in (HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT):
+                return False
+            raise
+        return True
+
+    async def _json(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Object | None = None,
+        content_type: str = "application/json",
+    ) -> Object:
+        response = await self._call(
+            method,
+            path,
+            query=query,
+            body=body,
+            content_type=content_type,
+            limits=aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S),
+        )
+        try:
+            data = await response.read()
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise KubeError(0, "Unreachable", f"{type(error).__name__}: {error}") from error
+        finally:
+            response.release()
+        if response.status >= HTTPStatus.BAD_REQUEST:
+            raise _refusal(response.status, data)
+        answer: Object = json.loads(data)
+        return answer
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        *,
+        limits: aiohttp.ClientTimeout,
+        query: Mapping[str, str] | None = None,
+        body: Object | None = None,
+        content_type: str = "application/json",
+    ) -> aiohttp.ClientResponse:
+        parameters = [(name, value) for name, value in (query or {}).items() if value]
+        try:
+            _, url, headers, _, _ = await self._client.param_serialize(
+                method,
+                path,
+                query_params=parameters,
+                header_params={"Accept": "application/json", "Content-Type": content_type},
+                auth_settings=["BearerToken"],
+            )
+            answer = await self._client.call_api(
+                method, url, headers, body=body, _request_timeout=limits, _preload_content=False
+            )
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise KubeError(0, "Unreachable", f"{type(error).__name__}: {error}") from error
+        response: aiohttp.ClientResponse = getattr(answer, "response", answer)
+        return response
+
+
+def _refusal(status: int, data: bytes | Mapping[str, Any]) -> KubeError:
+    """From the API's Status object, or from whatever a proxy in between has said."""
+    try:
+        answer = json.loads(data) if isinstance(data, bytes) else data
+        return KubeError(status, str(answer["reason"]), str(answer.get("message", "")))
+    except (ValueError, KeyError, TypeError):
+        text = data[:200].decode("utf-8", "replace") if isinstance(data, bytes) else str(data)[:200]
+        return KubeError(status, _PHRASES.get(status, "Error"), text)
