@@ -4,7 +4,7 @@ Its one rule: the store is never on a request's path. Writers enqueue and a task
 everything in memory. It decides nothing about placement, and knows no Envoy, engine or Kubernetes.
 """
 
-from .alarms import AlarmReader, AlarmWriter
+from .alarms import AgedAlarm, AlarmReader, AlarmWriter
 from .control_writer import ControlWriter
 from .documents import Alarm, ControlDocument, EndpointSpec, Heartbeat, Policy, ServedModel
 from .errors import CodecError, ConfigError, StateError, StateUnavailable
@@ -18,6 +18,7 @@ from .sink import PoolSink
 from .store import Store, connect
 
 __all__ = [
+    "AgedAlarm",
     "Alarm",
     "AlarmReader",
     "AlarmWriter",

@@ -13,6 +13,9 @@ from .wire import TEXT_BYTES_MAX
 
 EndpointState = Literal["serving", "draining", "asleep", "unreachable"]
 PolicyName = Literal["product", "round_robin", "least_request"]
+FallbackStage = Literal["off", "watching", "active"]
+"""`off`: the policy is what was asked for, whatever the detectors say. `watching`: the product, until alarms keep
+firing. `active`: round robin, because they did."""
 T = TypeVar("T")
 
 DOCUMENT_BYTES_MAX = 16 * 1024 * 1024
@@ -23,6 +26,8 @@ BLOCK_TOKENS_MAX = 2**20
 Count = Annotated[int, msgspec.Meta(ge=0, le=COUNT_MAX)]
 Name = Annotated[str, msgspec.Meta(max_length=TEXT_BYTES_MAX)]
 """Of an endpoint or an epoch: no longer than the logs take it."""
+PrefixClass = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{16}\Z")]
+"""A chunk hash as 16 hex digits: many readers of JSON have no integers of 64 bits."""
 
 
 class EndpointSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -53,6 +58,10 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Why the policy differs from what was asked for, empty if it does not."""
     batch_limit: Count | None = None
     """Requests at which an endpoint is no candidate any more, None: no limit."""
+    fallback: FallbackStage = "off"
+    """What the fallback does. With `since_s`, all that an operator which starts again needs to go on."""
+    since_s: float = 0.0
+    """Unix time at which this policy and stage began; 0: not known."""
 
 
 class ControlDocument(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -103,26 +112,29 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Alarm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A hotspot alarm of one replica about one prefix class."""
+    """A hotspot alarm of one replica about one prefix class.
 
-    class_hash: int
-    """Chunk hash of the class's deepest common chunk."""
+    It has no time of its own: the stream's entry has one, by the store's clock, which all replicas share.
+    """
+
+    prefix_class: PrefixClass
+    """Keyed hash of the class's deepest common chunk."""
     raised: bool = True
-    """False: the alarm is over."""
+    """False: the alarm is over. Told for people's sake; it needs no answer."""
     acted: bool = False
-    """True: the holders were taken out of the candidates."""
-    holders: int = 0
+    """True: the holders were taken out of the candidates for the class."""
+    holders: Count = 0
     """`|M|`, endpoints that hold the prefix."""
-    others: int = 0
+    others: Count = 0
     """`|M'|`, the rest."""
-    in_class: int = 0
+    in_class: Count = 0
     """Arrivals of the class in the window."""
-    arrivals: int = 0
+    arrivals: Count = 0
     """All arrivals in the window."""
-    time_s: float = 0.0
-    """Unix time."""
-    incarnation: int = 0
-    """Of the replica."""
+    window_s: float = 0.0
+    """Length of the window."""
+    replica: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    """Incarnation of the replica, 16 hex digits."""
 
 
 _control_decoder = msgspec.json.Decoder(ControlDocument)

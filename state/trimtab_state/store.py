@@ -5,6 +5,7 @@ the store was away. Every failure of the store, a refused login and a refused co
 """
 
 import asyncio
+import ssl
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from redis.backoff import NoBackoff
 from redis.credentials import CredentialProvider
 from redis.exceptions import RedisClusterException, RedisError, ResponseError
 
+from .direct_client import DirectClient, Refused
 from .errors import StateUnavailable
 from .settings import StateSettings
 from .store_url import StoreAddress, parse_store_url
@@ -25,6 +27,9 @@ Command = tuple[str | bytes | int, ...]
 
 FAILURES = (RedisError, RedisClusterException, OSError, TimeoutError)
 """What the client raises for a store that does not serve."""
+DIRECT_FAILURES = (*FAILURES, Refused)
+OTHER_TYPE = "WRONGTYPE"
+"""How the server's refusal begins where a key holds another type of value."""
 CONNECTIONS_MAX = 16
 """Connections of one client; more commands at once wait for one."""
 
@@ -39,6 +44,7 @@ class Store:
         self._sentinel: Sentinel | None = None
         self._slots = asyncio.Semaphore(CONNECTIONS_MAX)
         self._client: Any = self._connect()
+        self._direct = None if address.topology == "cluster" else self._direct_client()
 
     def __str__(self) -> str:
         return str(self.address)
@@ -49,6 +55,11 @@ class Store:
 
     async def execute(self, *command: str | bytes | int) -> Any:
         """One command. Raises StateUnavailable."""
+        if self._direct is not None:
+            try:
+                return await self._direct.execute(command)
+            except DIRECT_FAILURES as error:
+                raise _unavailable(error) from error
         cancels = _cancels()
         try:
             async with self._slots:
@@ -69,6 +80,17 @@ class Store:
         """
         if not commands:
             return []
+        if self._direct is not None:
+            try:
+                replies = await self._direct.batch(commands, atomic=atomic)
+                for index, reply in enumerate(replies):
+                    if isinstance(reply, Refused):
+                        if not (skips_other_types and str(reply).startswith(OTHER_TYPE)):
+                            raise reply
+                        replies[index] = None
+            except DIRECT_FAILURES as error:
+                raise _unavailable(error) from error
+            return replies
         cancels = _cancels()
         try:
             async with self._slots, self._client.pipeline(transaction=atomic) as pipeline:
@@ -85,6 +107,33 @@ class Store:
         _heed_cancel(cancels)
         return replies
 
+    async def on_each_server(self, *command: str | bytes | int) -> dict[str, Any]:
+        """One command on every node of a cluster, replicas too; else on the server that `execute` would ask.
+
+        The reply by the server's address, or the client's exception for one that refused or did not answer. Raises
+        StateUnavailable if none of them answered.
+        """
+        try:
+            if isinstance(self._client, RedisCluster):
+                await self._client.initialize()
+                servers = {node.name: node for node in self._client.get_nodes()}
+            else:
+                servers = {str(self.address): self._client}
+        except FAILURES as error:
+            raise _unavailable(error) from error
+        replies: dict[str, Any] = {}
+        for name, server in servers.items():
+            cancels = _cancels()
+            try:
+                async with self._slots:
+                    replies[name] = await server.execute_command(*command)
+            except FAILURES as error:
+                replies[name] = error
+            _heed_cancel(cancels)
+        if not any(_has_answered(reply) for reply in replies.values()):
+            raise _unavailable(next(iter(replies.values()), RedisError("no server is known")))
+        return replies
+
     async def keys_with_prefix(self, prefix: str, count: int) -> list[bytes]:
         """All keys that start with a pool's prefix, by a scan in steps of `count`. Raises StateUnavailable."""
         pattern = "".join("\\" + c if c in "*?[]\\" else c for c in prefix) + "*"
@@ -95,6 +144,8 @@ class Store:
 
     async def close(self) -> None:
         """Closes all connections; never raises."""
+        if self._direct is not None:
+            self._direct.close()
         try:
             async with asyncio.timeout(self._settings.connect_timeout_s):
                 await self._client.aclose()
@@ -102,6 +153,26 @@ class Store:
                     await client.aclose()
         except FAILURES:
             return
+
+    def _direct_client(self) -> DirectClient:
+        """For the commands of every request; the client library's own keeps the rare ones, and tells the shapes."""
+        address = self.address
+
+        async def host() -> tuple[str, int]:
+            if self._sentinel is None:
+                return address.hosts[0]
+            found: tuple[str, int] = await self._sentinel.discover_master(address.service)
+            return found
+
+        return DirectClient(
+            address,
+            host=None if address.topology == "unix" else host,
+            credentials=lambda: _credentials(address),
+            tls=_tls_context(address),
+            shapes=self._client.response_callbacks,
+            connect_timeout_s=self._settings.connect_timeout_s,
+            reply_timeout_s=self._reply_timeout_s,
+        )
 
     def _connect(self) -> Any:
         address, settings = self.address, self._settings
@@ -150,6 +221,29 @@ class _PasswordFile(CredentialProvider):
         return (self._username, password) if self._username else (password,)
 
 
+def _credentials(address: StoreAddress) -> tuple[str, ...]:
+    """What a login sends; empty: nothing."""
+    if address.password_file is not None:
+        return _PasswordFile(address.password_file, address.username).get_credentials()
+    if address.password is None and address.username is None:
+        return ()
+    password = address.password or ""
+    return (address.username, password) if address.username else (password,)
+
+
+def _tls_context(address: StoreAddress) -> ssl.SSLContext | None:
+    if not address.tls:
+        return None
+    context = ssl.create_default_context()
+    context.check_hostname = address.check_hostname and address.verify
+    context.verify_mode = ssl.CERT_REQUIRED if address.verify else ssl.CERT_NONE
+    if address.certfile is not None:
+        context.load_cert_chain(address.certfile, address.keyfile)
+    if address.ca_certs is not None or address.ca_data is not None:
+        context.load_verify_locations(cafile=address.ca_certs, cadata=address.ca_data)
+    return context
+
+
 def _login(address: StoreAddress) -> dict[str, Any]:
     if address.password_file is not None:
         return {"credential_provider": _PasswordFile(address.password_file, address.username)}
@@ -162,6 +256,7 @@ def _tls(address: StoreAddress) -> dict[str, Any]:
     return {
         "ssl": True,
         "ssl_ca_certs": address.ca_certs,
+        "ssl_ca_data": address.ca_data,
         "ssl_certfile": address.certfile,
         "ssl_keyfile": address.keyfile,
         "ssl_check_hostname": address.check_hostname and address.verify,
@@ -169,8 +264,13 @@ def _tls(address: StoreAddress) -> dict[str, Any]:
     }
 
 
+def _has_answered(reply: Any) -> bool:
+    """A refused command is an answer; a refused login is not, nor is a server that still loads its data."""
+    return not isinstance(reply, Exception) or isinstance(reply, ResponseError)
+
+
 def _unless_other_type(reply: Any) -> Any:
-    if isinstance(reply, ResponseError) and str(reply).startswith("WRONGTYPE"):
+    if isinstance(reply, ResponseError) and str(reply).startswith(OTHER_TYPE):
         return None
     if isinstance(reply, Exception):
         raise reply

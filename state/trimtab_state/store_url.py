@@ -8,8 +8,9 @@ The one rule: a wrong URL is refused here, before any I/O, with the part that is
     redis+cluster://[user[:password]@]host[:port],...
 
 `valkey` may stand for `redis`. Query parameters: `username`, `password`, `password_file` (read at each login, so that a
-rotated secret is picked up), `db`, `client_name`; `sentinel_username`, `sentinel_password`; with TLS `ssl_ca_certs`,
-`ssl_certfile`, `ssl_keyfile`, `ssl_check_hostname`, `ssl_cert_reqs` (`required` or `none`).
+rotated secret is picked up), `db`, `client_name`; `sentinel_username`, `sentinel_password`; with TLS `ssl_ca_certs` (a
+file), `ssl_ca_data` (its contents), `ssl_certfile`, `ssl_keyfile`, `ssl_check_hostname`, `ssl_cert_reqs` (`required` or
+`none`).
 """
 
 import re
@@ -32,7 +33,14 @@ SCHEMES: dict[str, tuple[Topology, bool]] = {
     "redis+cluster": ("cluster", False),
     "rediss+cluster": ("cluster", True),
 }
-TLS_PARAMETERS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_check_hostname", "ssl_cert_reqs")
+TLS_PARAMETERS = (
+    "ssl_ca_certs",
+    "ssl_ca_data",
+    "ssl_certfile",
+    "ssl_keyfile",
+    "ssl_check_hostname",
+    "ssl_cert_reqs",
+)
 PARAMETERS = ("username", "password", "password_file", "db", "client_name", *TLS_PARAMETERS)
 SENTINEL_PARAMETERS = ("sentinel_username", "sentinel_password")
 
@@ -57,6 +65,8 @@ class StoreAddress:
     client_name: str | None = None
     tls: bool = False
     ca_certs: str | None = None
+    ca_data: str | None = None
+    """Certificates of authorities to trust, as PEM; besides `ca_certs`, which names a file."""
     certfile: str | None = None
     keyfile: str | None = None
     check_hostname: bool = True
@@ -101,6 +111,7 @@ def parse_store_url(url: str) -> StoreAddress:
         client_name=options.get("client_name"),
         tls=tls,
         ca_certs=options.get("ssl_ca_certs"),
+        ca_data=options.get("ssl_ca_data"),
         certfile=options.get("ssl_certfile"),
         keyfile=options.get("ssl_keyfile"),
         check_hostname=_flag(options, "ssl_check_hostname"),

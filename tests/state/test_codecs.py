@@ -146,7 +146,7 @@ DECODERS: dict[str, tuple[Callable[[bytes], object], Callable[[], bytes]]] = {
     "lease head": (decode_lease_head, a_lease),
     "control": (decode_control, a_control),
     "heartbeat": (decode_heartbeat, a_heartbeat),
-    "alarm": (decode_alarm, lambda: encode(Alarm(class_hash=1))),
+    "alarm": (decode_alarm, lambda: encode(Alarm(prefix_class="0" * 16))),
     "stream id": (parse_id, lambda: b"17-3"),
 }
 

@@ -100,7 +100,7 @@ async def test_every_key_of_a_living_pool_expires(store: Store) -> None:
     writer, alarms, responses = ControlWriter(store, KEYS), AlarmWriter(store, KEYS), ResponseMap(store, KEYS)
     async with tasks(replica.publisher.run(), sidecar.publisher.run(), writer.run()):
         await writer.put(DOCUMENT)
-        await alarms.write(Alarm(class_hash=1))
+        await alarms.write(Alarm(prefix_class=f"{1:016x}"))
         await responses.put("r", "a")
         sidecar.publisher.card("d", b"card")
         replica.reserve(1, "a")
@@ -136,21 +136,21 @@ async def test_the_sweep_takes_out_endpoints_without_a_heartbeat(store: Store) -
 async def test_alarms_are_read_once_and_in_order(store: Store) -> None:
     writer, reader = AlarmWriter(store, KEYS), AlarmReader(store, KEYS)
     assert await reader.read() == []
-    alarms = [Alarm(class_hash=2**64 - i, holders=i, arrivals=9, time_s=1.5) for i in (1, 2, 3)]
+    alarms = [Alarm(prefix_class=f"{2**64 - i:016x}", holders=i, arrivals=9, window_s=60.0) for i in (1, 2, 3)]
     for alarm in alarms[:2]:
         await writer.write(alarm)
-    assert await reader.read() == alarms[:2]
+    assert [found.alarm for found in await reader.read()] == alarms[:2]
     assert await reader.read() == []
     await store.execute("XADD", KEYS.alarms, "*", "b", b"{")
     await writer.write(alarms[2])
-    assert await reader.read() == [alarms[2]]
+    assert [found.alarm for found in await reader.read()] == [alarms[2]]
     assert reader.malformed == 1
 
 
 async def test_the_alarm_stream_is_bounded(store: Store) -> None:
     writer = AlarmWriter(store, KEYS, settings=replace(QUICK, alarm_entries_max=10))
     for i in range(400):
-        await writer.write(Alarm(class_hash=i))
+        await writer.write(Alarm(prefix_class=f"{i:016x}"))
     assert await store.execute("XLEN", KEYS.alarms) < 200
 
 

@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from pool_processes import KEYS, tasks, until
@@ -175,3 +176,11 @@ async def test_a_cluster_node_that_was_killed_and_lost_its_data_is_filled_again(
             world.lost_nothing()
         await world.store.close()
     gc.collect()
+
+
+async def test_over_tls_with_the_authority_in_the_url(server: ValkeyProcess, tmp_path: Path) -> None:
+    async with tls_in_front_of(server, tmp_path) as (port, certificate):
+        store = connect(f"rediss://localhost:{port}?ssl_ca_data={quote(certificate.read_text(), safe='')}")
+        assert await store.execute("PING")
+        assert list((await store.on_each_server("PING")).values()) == [True]
+        await store.close()
