@@ -5,61 +5,163 @@ CRD in `crds/` and the reference in `docs/` are generated from it (`make generat
 Every field but `targetRef` has a default, so that a pool without a policy runs with `PolicySpec` of its own name.
 """
 
-from typing import Annotated, Any, Final, Literal
+import functools
+from typing import Annotated, ClassVar, Final, Literal, TypedDict
 
 import msgspec
 from msgspec import Meta
+
+from trimtab_operator.api.faults import faults
+from trimtab_operator.api.open_api import Schema, readable, structural
+from trimtab_operator.api.patterns import (
+    IMAGE,
+    LABEL_OR_EMPTY,
+    LABEL_VALUE,
+    QUALIFIED_OR_EMPTY,
+    SUBDOMAIN,
+    SUBDOMAIN_OR_EMPTY,
+)
+from trimtab_operator.api.policy_rules import (
+    MEMORY_HOLDS_A_BODY,
+    NODE_LABELS,
+    RESOURCE_NAMES,
+    SERVICE_ANNOTATIONS,
+    TOLERATIONS,
+    WITHIN_LIMITS,
+)
+from trimtab_operator.api.quantity import QUANTITY, QUANTITY_LENGTH_MAX
+from trimtab_operator.api.rules import Rule, broken
 
 POLICY_GROUP: Final = "trimtab.dev"
 POLICY_VERSION: Final = "v1alpha1"
 POLICY_KIND: Final = "SchedulingPolicy"
 POLICY_PLURAL: Final = "schedulingpolicies"
 
+RESOURCES_MAX: Final = 16
+"""Resource names in one map; the API server counts the cost of rules by it."""
+FAULTS_SHOWN_MAX: Final = 3
+
 Mode = Literal["Auto", "Product", "RoundRobin", "LeastRequest"]
+_ATOMIC_MAP: Final = {"x-kubernetes-map-type": "atomic"}
+
+Quantity = Annotated[
+    str,
+    Meta(
+        pattern=QUANTITY,
+        max_length=QUANTITY_LENGTH_MAX,
+        description="An amount: a number, or a text such as 500m or 4Gi.",
+        extra_json_schema={"x-kubernetes-int-or-string": True, "minimum": 0},
+    ),
+]
+Image = Annotated[str, Meta(max_length=512, pattern=IMAGE)]
+
+
+class Toleration(TypedDict, total=False):
+    """A taint of nodes that pods may run on all the same. Plain JSON, since it goes into pods as it stands."""
+
+    key: Annotated[
+        str, Meta(max_length=316, pattern=QUALIFIED_OR_EMPTY, description="Key of the taint; empty: every taint.")
+    ]
+    operator: Annotated[
+        Literal["Exists", "Equal"],
+        Meta(description="Equal, the default: the taint's value must be `value`. Exists: any value."),
+    ]
+    value: Annotated[str, Meta(max_length=63, pattern=LABEL_VALUE, description="Value of the taint.")]
+    effect: Annotated[
+        Literal["NoSchedule", "PreferNoSchedule", "NoExecute"],
+        Meta(description="Effect of the taint; left out: every effect."),
+    ]
+    tolerationSeconds: Annotated[
+        int,
+        Meta(description="How long a pod stays once the node has the taint (NoExecute only); left out: for ever."),
+    ]
+
+
+NodeSelector = Annotated[
+    dict[str, Annotated[str, Meta(max_length=63, pattern=LABEL_VALUE, description="Value of the label.")]],
+    Meta(max_length=32, description="Labels of the nodes that the pods may run on.", extra_json_schema=_ATOMIC_MAP),
+]
+Tolerations = Annotated[
+    list[Annotated[Toleration, Meta(description="A taint of nodes that the pods may run on all the same.")]],
+    Meta(
+        max_length=32,
+        description="Tolerations of the pods.",
+        extra_json_schema={"x-kubernetes-list-type": "atomic"},
+    ),
+]
+PriorityClass = Annotated[
+    str, Meta(max_length=253, pattern=SUBDOMAIN_OR_EMPTY, description="PriorityClass of the pods; empty: none.")
+]
 
 
 class ApiStruct(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
     """Part of an API object: camelCase on the wire, unknown fields are errors that name them."""
 
+    RULES: ClassVar[tuple[Rule, ...]] = ()
 
-class TargetRef(ApiStruct):
+
+class TargetRef(ApiStruct, frozen=True, kw_only=True):
     """The InferencePool that the policy is for, in the policy's own namespace."""
 
-    name: Annotated[str, Meta(min_length=1, max_length=253, description="Name of the InferencePool.")]
+    name: Annotated[
+        str, Meta(min_length=1, max_length=253, pattern=SUBDOMAIN, description="Name of the InferencePool.")
+    ]
     group: Annotated[Literal["inference.networking.k8s.io"], Meta(description="API group of the pool.")] = (
         "inference.networking.k8s.io"
     )
     kind: Annotated[Literal["InferencePool"], Meta(description="Kind of the pool.")] = "InferencePool"
 
 
-class Fallback(ApiStruct):
+class Fallback(ApiStruct, frozen=True, kw_only=True):
     """When a pool goes to round robin because its hotspot detectors keep firing, and when it comes back."""
 
     enabled: Annotated[bool, Meta(description="Whether alarms may switch the pool to round robin at all.")] = True
     alarms: Annotated[
-        int, Meta(ge=1, le=1000, description="Alarms within `windowSeconds` that switch the pool to round robin.")
+        int,
+        Meta(
+            ge=1,
+            le=1000,
+            description="Alarms within `windowSeconds` that switch the pool to round robin. Those of one prefix class"
+            " count at most once in 10 s.",
+        ),
     ] = 5
     window_seconds: Annotated[int, Meta(ge=5, le=3600, description="The window in which alarms are counted.")] = 120
     quiet_seconds: Annotated[
-        int, Meta(ge=5, le=86400, description="Without any alarm for this long, the pool goes back to the product.")
+        int,
+        Meta(
+            ge=5,
+            le=86400,
+            description="Without any alarm for this long, the pool goes back to the product. A hotspot that lasts is"
+            " told again every 15 s: less than 30 takes a short silence for its end.",
+        ),
     ] = 120
     minimum_stay_seconds: Annotated[
         int, Meta(ge=0, le=86400, description="The least time in round robin, however quiet it is.")
     ] = 300
 
 
-class ResourceRequirements(ApiStruct):
+class ResourceRequirements(ApiStruct, frozen=True, kw_only=True):
     """CPU and memory of a container, as in a pod."""
 
-    requests: Annotated[dict[str, str], Meta(description="Least amounts, by resource name.")] = {}
-    limits: Annotated[dict[str, str], Meta(description="Most amounts, by resource name.")] = {}
+    RULES = (*RESOURCE_NAMES, WITHIN_LIMITS)
+
+    requests: Annotated[
+        dict[str, Quantity], Meta(max_length=RESOURCES_MAX, description="Least amounts, by resource name.")
+    ] = {}
+    limits: Annotated[
+        dict[str, Quantity], Meta(max_length=RESOURCES_MAX, description="Most amounts, by resource name.")
+    ] = {}
 
 
-class Picker(ApiStruct):
+class Picker(ApiStruct, frozen=True, kw_only=True):
     """The endpoint pickers of the pool: one Deployment, whose replicas all serve."""
 
-    replicas: Annotated[int, Meta(ge=1, le=64, description="Pickers that run.")] = 2
-    image: Annotated[str, Meta(max_length=512, description="Image; empty: the operator's default.")] = ""
+    RULES = (MEMORY_HOLDS_A_BODY, NODE_LABELS, *TOLERATIONS)
+
+    replicas: Annotated[
+        int, Meta(ge=1, le=64, description="Pickers that run. They share their load; two or more survive one's end.")
+    ] = 2
+    image: Annotated[Image, Meta(description="Image; empty: the operator's default.")] = ""
     tls: Annotated[
         bool,
         Meta(description="Serve ext_proc with TLS (a self-signed certificate), as Gateway API gateways expect it."),
@@ -69,42 +171,55 @@ class Picker(ApiStruct):
         Meta(
             ge=1,
             le=86400,
-            description="The longest stream that a picker which is replaced waits for; its termination grace period.",
+            description="The longest stream that a picker which is replaced waits for; its termination grace period"
+            " is no shorter.",
         ),
     ] = 3600
     body_bytes_max: Annotated[
         int, Meta(ge=1024, le=1 << 30, description="The largest request body; a larger one is answered with 413.")
     ] = 32 << 20
-    log_level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="What is logged.")] = "info"
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], Meta(description="The least severe messages that are logged.")
+    ] = "info"
     resources: Annotated[
         ResourceRequirements, Meta(description="CPU and memory of a picker; empty: sized for 64 endpoints.")
     ] = ResourceRequirements()
-    node_selector: Annotated[dict[str, str], Meta(description="Labels of the nodes that pickers may run on.")] = {}
-    tolerations: Annotated[
-        list[dict[str, Any]], Meta(max_length=32, description="Tolerations of the picker pods, as in a pod.")
-    ] = []
-    priority_class_name: Annotated[str, Meta(max_length=253, description="PriorityClass of the picker pods.")] = ""
+    node_selector: NodeSelector = {}
+    tolerations: Tolerations = []
+    priority_class_name: PriorityClass = ""
 
 
-class Standalone(ApiStruct):
+class Standalone(ApiStruct, frozen=True, kw_only=True):
     """An Envoy of the pool's own in front of it, for clusters without a Gateway API gateway."""
+
+    RULES = (SERVICE_ANNOTATIONS, NODE_LABELS, *TOLERATIONS)
 
     enabled: Annotated[
         bool | None, Meta(description="Whether the pool has its own Envoy; null: the operator's default.")
     ] = None
     replicas: Annotated[int, Meta(ge=1, le=64, description="Envoys that run.")] = 2
-    image: Annotated[str, Meta(max_length=512, description="Image; empty: the operator's default.")] = ""
+    image: Annotated[Image, Meta(description="Image; empty: the operator's default.")] = ""
     port: Annotated[int, Meta(ge=1, le=65535, description="Port of the Envoy's Service, plain HTTP.")] = 80
     service_type: Annotated[
         Literal["ClusterIP", "NodePort", "LoadBalancer"], Meta(description="Type of the Envoy's Service.")
     ] = "ClusterIP"
+    service_annotations: Annotated[
+        dict[str, Annotated[str, Meta(max_length=4096, description="Value of the annotation.")]],
+        Meta(
+            max_length=32,
+            description="Annotations of the Envoy's Service, by which clouds are told what load balancer it wants.",
+        ),
+    ] = {}
     access_log: Annotated[bool, Meta(description="One JSON line per request on standard output.")] = False
     resources: Annotated[
         ResourceRequirements, Meta(description="CPU and memory of an Envoy; empty: one core's worth.")
     ] = ResourceRequirements()
+    node_selector: NodeSelector = {}
+    tolerations: Tolerations = []
+    priority_class_name: PriorityClass = ""
 
 
-class Sidecar(ApiStruct):
+class Sidecar(ApiStruct, frozen=True, kw_only=True):
     """The sidecar beside each engine of the pool."""
 
     inject: Annotated[
@@ -118,22 +233,27 @@ class Sidecar(ApiStruct):
         Literal["auto", "vllm", "sglang"], Meta(description="Engine in the pods; auto: told from its command.")
     ] = "auto"
     engine_container: Annotated[
-        str, Meta(max_length=63, description="Container that runs the engine; empty: the one with the target port.")
+        str,
+        Meta(
+            max_length=63,
+            pattern=LABEL_OR_EMPTY,
+            description="Container that runs the engine; empty: the one with the target port.",
+        ),
     ] = ""
     kind: Annotated[
         Literal["Native", "Container"],
         Meta(description="Native: an init container that restarts (Kubernetes 1.29). Container: an ordinary one."),
     ] = "Native"
-    image: Annotated[str, Meta(max_length=512, description="Image; empty: the operator's default.")] = ""
+    image: Annotated[Image, Meta(description="Image; empty: the operator's default.")] = ""
     resources: Annotated[
-        ResourceRequirements, Meta(description="CPU and memory of a sidecar; empty: 25m and 128Mi, at most 256Mi.")
+        ResourceRequirements, Meta(description="CPU and memory of a sidecar; empty: 25m and 128Mi, at most 512Mi.")
     ] = ResourceRequirements()
 
 
-class PolicySpec(ApiStruct):
+class PolicySpec(ApiStruct, frozen=True, kw_only=True):
     """All that can be set about one pool."""
 
-    target_ref: TargetRef
+    target_ref: Annotated[TargetRef, Meta(description=TargetRef.__doc__, extra_json_schema=_ATOMIC_MAP)]
     mode: Annotated[
         Mode,
         Meta(
@@ -157,10 +277,13 @@ class PolicySpec(ApiStruct):
     @classmethod
     def of(cls, spec: object) -> "PolicySpec":
         """From the API's JSON. Raises PolicyError, which names the field and the remedy."""
-        try:
-            return msgspec.convert(spec, cls)
-        except msgspec.ValidationError as error:
-            raise PolicyError(str(error)) from error
+        schema = spec_schema()
+        if found := list(faults(spec, schema, "spec")):
+            raise PolicyError(found)
+        read = msgspec.convert(readable(spec, schema), cls)
+        if found := list(broken(read, "spec")):
+            raise PolicyError(found)
+        return read
 
     @classmethod
     def default(cls, pool_name: str) -> "PolicySpec":
@@ -169,4 +292,17 @@ class PolicySpec(ApiStruct):
 
 
 class PolicyError(ValueError):
-    """A policy that cannot be used: the text names the field."""
+    """A policy that cannot be used: the text names the fields, what they should be, and what to do."""
+
+    def __init__(self, faults: list[str]) -> None:
+        more = len(faults) - FAULTS_SHOWN_MAX
+        shown = faults[:FAULTS_SHOWN_MAX] + ([f"and {more} more"] if more > 0 else [])
+        super().__init__(" | ".join(shown))
+        self.faults = tuple(faults)
+        """One text for each, `spec.field: expected this, got that; remedy`."""
+
+
+@functools.cache
+def spec_schema() -> Schema:
+    """Of `spec`, as it stands in the CRD. Not to be changed by its readers."""
+    return structural(PolicySpec)
