@@ -5,13 +5,14 @@ import gc
 import logging
 import os
 import sys
+import time
 from collections.abc import Sequence
 
 import uvloop
 
 from trimtab_sidecar.drain import drain
 from trimtab_sidecar.json_log import log_json
-from trimtab_sidecar.settings import SettingsError, parse_settings
+from trimtab_sidecar.settings import SettingsError, hold_s, parse_settings
 from trimtab_sidecar.sidecar import Sidecar
 from trimtab_state.errors import ConfigError
 
@@ -36,7 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         uvloop.run(Sidecar(settings).run())
         return 0
     except (SettingsError, ConfigError) as error:
-        print(f"trimtab-sidecar: {error}", file=sys.stderr)
+        print(f"trimtab-sidecar: {error}", file=sys.stderr, flush=True)
+        if not is_drain:
+            time.sleep(hold_s(os.environ))
         return EXIT_SETTINGS
     except Exception:
         # Whatever it was, the kubelet starts the sidecar again, and the log says why in the form of all others.

@@ -7,6 +7,7 @@ object; nothing else reads either.
 import argparse
 import ipaddress
 import json
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from trimtab_state.store_url import parse_store_url
 
 ENGINES = ("vllm", "sglang")
 PORT_MAX = 65_535
+HOLD_S_MAX = 60.0
+_REFERENCE = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_.-]*)\)")
 
 
 class SettingsError(ValueError):
@@ -76,6 +79,9 @@ class SidecarSettings:
 def parse_settings(arguments: Sequence[str], env: Mapping[str, str]) -> SidecarSettings:
     """Settings from a command line. Raises SettingsError; `--help` and unknown flags end the process, as usual."""
     flags = parser().parse_args(arguments)
+    host = flags.endpoint_host or env.get("TRIMTAB_ENDPOINT_HOST")
+    if not host:
+        raise SettingsError("no endpoint host: give --endpoint-host or TRIMTAB_ENDPOINT_HOST")
     store = flags.store or env.get("TRIMTAB_STORE")
     if not store:
         raise SettingsError("no store: give --store or TRIMTAB_STORE")
@@ -99,14 +105,14 @@ def parse_settings(arguments: Sequence[str], env: Mapping[str, str]) -> SidecarS
     for url in engine_urls:
         if not url.startswith(("http://", "https://")):
             raise SettingsError(f"--engine-url {url} is no http:// or https:// URL")
-        endpoint_address(flags.endpoint_host, url)
+        endpoint_address(host, url)
     return SidecarSettings(
         pool_name=flags.pool_name,
         pool_namespace=flags.pool_namespace,
-        endpoint_host=flags.endpoint_host,
+        endpoint_host=host,
         engine=flags.engine,
         engine_urls=engine_urls,
-        engine_args=engine_words(flags.engine_args or env.get("TRIMTAB_ENGINE_ARGS", "")),
+        engine_args=engine_words(flags.engine_args or env.get("TRIMTAB_ENGINE_ARGS", ""), env),
         model_dir=flags.model_dir,
         api_key=env.get("TRIMTAB_ENGINE_API_KEY") or env.get("VLLM_API_KEY") or None,
         store_url=store,
@@ -136,7 +142,7 @@ def parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--pool-name", required=True, metavar="NAME", help="name of the InferencePool")
     add("--pool-namespace", required=True, metavar="NAMESPACE", help="its namespace")
-    add("--endpoint-host", required=True, metavar="IP", help="the pod's IP, as the pool's endpoints are named")
+    add("--endpoint-host", metavar="IP", help="the pod's IP, as the pool's endpoints are named [TRIMTAB_ENDPOINT_HOST]")
     add("--engine", choices=ENGINES, default="vllm", help="which engine it is (default: vllm)")
     add(
         "--engine-url",
@@ -176,8 +182,12 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-def engine_words(text: str) -> tuple[str, ...]:
-    """The engine's command line from a JSON list; a shell's one-line script in it is taken apart too."""
+def engine_words(text: str, env: Mapping[str, str]) -> tuple[str, ...]:
+    """The engine's command line from a JSON list.
+
+    References to variables, `$(NAME)`, that this process has too are put in here: whoever wrote the list could not know
+    their values, and a value with a quote in it would have broken the JSON.
+    """
     if not text.strip():
         return ()
     try:
@@ -186,7 +196,7 @@ def engine_words(text: str) -> tuple[str, ...]:
         raise SettingsError("--engine-args is no JSON list") from error
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise SettingsError("--engine-args is no JSON list of texts")
-    return tuple(words)
+    return tuple(_REFERENCE.sub(lambda found: env.get(found[1], found[0]), word) for word in words)
 
 
 def script_words(words: Sequence[str]) -> tuple[str, ...]:
@@ -197,6 +207,17 @@ def script_words(words: Sequence[str]) -> tuple[str, ...]:
         except ValueError:
             return tuple(words)
     return tuple(words)
+
+
+def hold_s(env: Mapping[str, str]) -> float:
+    """How long a start that failed is held before the process ends [TRIMTAB_HOLD_S].
+
+    A native sidecar that ends at once may never be seen running, and then its pod's other containers wait.
+    """
+    try:
+        return min(max(0.0, float(env.get("TRIMTAB_HOLD_S") or 0)), HOLD_S_MAX)
+    except ValueError:
+        return 0.0
 
 
 def endpoint_address(host: str, engine_url: str) -> str:

@@ -10,7 +10,15 @@ import pytest
 
 from trimtab_core.chunks import pool_seed
 from trimtab_sidecar.json_log import VALUE_CHARS_MAX, log_json
-from trimtab_sidecar.settings import SettingsError, endpoint_address, engine_host, parse_settings, script_words
+from trimtab_sidecar.settings import (
+    HOLD_S_MAX,
+    SettingsError,
+    endpoint_address,
+    engine_host,
+    hold_s,
+    parse_settings,
+    script_words,
+)
 from trimtab_sidecar.sidecar import Sidecar
 
 NEEDED = ["--pool-name", "p", "--pool-namespace", "n", "--endpoint-host", "10.0.0.1"]
@@ -23,6 +31,29 @@ def test_the_least_that_is_needed_gives_the_defaults() -> None:
     assert (settings.engine, settings.store_url, settings.kv_events) == ("vllm", "redis://store", None)
     assert settings.seed == pool_seed(b"secret", "n", "p")
     assert settings.scrape_s == 1.0
+
+
+def test_the_endpoint_host_may_come_by_the_environment() -> None:
+    settings = parse_settings(NEEDED[:4], ENV | {"TRIMTAB_ENDPOINT_HOST": "10.0.0.7"})
+    assert settings.endpoint_host == "10.0.0.7"
+    with pytest.raises(SettingsError, match="TRIMTAB_ENDPOINT_HOST"):
+        parse_settings(NEEDED[:4], ENV)
+
+
+@pytest.mark.parametrize(
+    ("text", "held_s"), [("", 0.0), ("5", 5.0), ("-1", 0.0), ("1e9", HOLD_S_MAX), ("soon", 0.0), ("nan", 0.0)]
+)
+def test_a_start_that_fails_is_held_as_long_as_the_environment_says(text: str, held_s: float) -> None:
+    assert hold_s({"TRIMTAB_HOLD_S": text}) == held_s
+    assert hold_s({}) == 0.0
+
+
+def test_references_in_the_engines_args_are_to_this_process_own_variables() -> None:
+    args = ["--model", "$(MODEL)", "--kv-events-config", "$(EVENTS)", "$(UNKNOWN)", "$HOME"]
+    env = ENV | {"TRIMTAB_ENGINE_ARGS": json.dumps(args), "MODEL": '/models/a "b"', "EVENTS": '{"topic": "a"}'}
+    assert parse_settings(NEEDED, env).engine_args == (
+        "--model", '/models/a "b"', "--kv-events-config", '{"topic": "a"}', "$(UNKNOWN)", "$HOME"
+    )  # fmt: skip
 
 
 def test_a_secret_from_a_file_comes_first_and_loses_its_line_end(tmp_path: Path) -> None:
