@@ -25,6 +25,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 READY_TIMEOUT_S = 90.0
+PORTS = range(20_000, 32_000)
 PR_SET_PDEATHSIG = 1
 
 
@@ -38,11 +39,17 @@ def binaries() -> Path:
 
 
 def free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
+    """Below the range that outgoing connections take theirs from, so that none of them comes in between."""
+    found: list[int] = []
+    while len(found) < count:
+        port = PORTS.start + secrets.randbelow(len(PORTS))
+        try:
+            socket.create_server(("127.0.0.1", port)).close()
+        except OSError:
+            continue
+        if port not in found:
+            found.append(port)
+    return found
 
 
 def die_with_parent() -> None:

@@ -6,6 +6,7 @@ It must not know what the objects mean. Nothing here retries: callers are level-
 """
 
 import json
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -67,6 +68,9 @@ WEBHOOKS: Final = Resource(
     "MutatingWebhookConfiguration",
     is_namespaced=False,
 )
+CRDS: Final = Resource(
+    "apiextensions.k8s.io/v1", "customresourcedefinitions", "CustomResourceDefinition", is_namespaced=False
+)
 POOLS: Final = Resource("inference.networking.k8s.io/v1", "inferencepools", "InferencePool")
 POLICIES: Final = Resource("trimtab.dev/v1alpha1", "schedulingpolicies", "SchedulingPolicy")
 KINDS: Final = {
@@ -79,12 +83,14 @@ KINDS: Final = {
 class KubeError(Exception):
     """The API server refused: `status` (HTTP) and its own words. `status` 0: it was not reached."""
 
-    def __init__(self, status: int, reason: str, message: str) -> None:
+    def __init__(self, status: int, reason: str, message: str, *, retry_after_s: float = 0.0) -> None:
         super().__init__(f"{status} {reason}: {message}")
         self.status = status
         self.reason = reason
         """The API's word: NotFound, Conflict, AlreadyExists, Invalid, Forbidden, Expired, ..."""
         self.message = message
+        self.retry_after_s = retry_after_s
+        """How long the server wants to be left alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,16 +106,13 @@ class Kube:
 
     def __init__(self, client: ApiClient) -> None:
         self._client = client
+        self.refusals: Counter[int] = Counter()
+        """Calls that raised, by HTTP status; 0: not reached."""
 
     @classmethod
     async def connect(cls, kubeconfig: str | None = None) -> Self:
         """By the pod's service account where there is one, else by a kubeconfig (KUBECONFIG, ~/.kube/config)."""
-        configuration = Configuration()
-        if kubeconfig is None:
-            await kube_config.load_config(client_configuration=configuration)
-        else:
-            await kube_config.load_kube_config(config_file=kubeconfig, client_configuration=configuration)
-        return cls(ApiClient(configuration))
+        return cls(ApiClient(await cluster_configuration(kubeconfig)))
 
     async def close(self) -> None:
         await self._client.close()
@@ -174,13 +177,16 @@ class Kube:
         response = await self._call("GET", resource.path(namespace), query=query, limits=limits)
         try:
             if response.status >= HTTPStatus.BAD_REQUEST:
-                raise _refusal(response.status, await response.read())
+                raise self._refused(response, await response.read())
             while line := await response.content.readline():
                 event = json.loads(line)
                 if event["type"] == "ERROR":
-                    raise _refusal(int(event["object"].get("code", 500)), event["object"])
+                    refusal = _refusal(int(event["object"].get("code", 500)), event["object"])
+                    self.refusals[refusal.status] += 1
+                    raise refusal
                 yield WatchEvent(event["type"], event["object"])
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            self.refusals[0] += 1
             raise KubeError(0, "WatchBroken", f"{type(error).__name__}: {error}") from error
         finally:
             response.close()
@@ -208,11 +214,21 @@ class Kube:
         path = resource.path(namespace, name, subresource)
         return await self._json("PATCH", path, query={"fieldManager": MANAGER}, body=body, content_type=MERGE)
 
-    async def delete(self, resource: Resource, namespace: str | None, name: str, *, uid: str | None = None) -> bool:
+    async def delete(
+        self,
+        resource: Resource,
+        namespace: str | None,
+        name: str,
+        *,
+        uid: str | None = None,
+        grace_s: int | None = None,
+    ) -> bool:
         """In the background; with a uid: that very object and none that was made since. False if it was not there."""
         options: Object = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"}
         if uid is not None:
             options["preconditions"] = {"uid": uid}
+        if grace_s is not None:
+            options["gracePeriodSeconds"] = grace_s
         try:
             await self._json("DELETE", resource.path(namespace, name), body=options)
         except KubeError as error:
@@ -241,11 +257,12 @@ class Kube:
         try:
             data = await response.read()
         except (aiohttp.ClientError, TimeoutError) as error:
+            self.refusals[0] += 1
             raise KubeError(0, "Unreachable", f"{type(error).__name__}: {error}") from error
         finally:
             response.release()
         if response.status >= HTTPStatus.BAD_REQUEST:
-            raise _refusal(response.status, data)
+            raise self._refused(response, data)
         answer: Object = json.loads(data)
         return answer
 
@@ -272,16 +289,48 @@ class Kube:
                 method, url, headers, body=body, _request_timeout=limits, _preload_content=False
             )
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            self.refusals[0] += 1
             raise KubeError(0, "Unreachable", f"{type(error).__name__}: {error}") from error
         response: aiohttp.ClientResponse = getattr(answer, "response", answer)
         return response
 
+    def _refused(self, response: aiohttp.ClientResponse, data: bytes) -> KubeError:
+        if response.status != HTTPStatus.NOT_FOUND:
+            # That something is not there is an answer like another.
+            self.refusals[response.status] += 1
+        return _refusal(response.status, data, retry_after_s=_seconds(response.headers.get("Retry-After", "")))
 
-def _refusal(status: int, data: bytes | Mapping[str, Any]) -> KubeError:
+
+async def cluster_configuration(kubeconfig: str | None = None) -> Configuration:
+    """Where the API server is and who we are: by the pod's service account where there is one, else by a kubeconfig.
+
+    It reads a service account's token again every minute. Raises KubeError where there is neither.
+    """
+    configuration = Configuration()
+    # Each pool's watch holds a connection for as long as the pool is there.
+    configuration.connection_pool_maxsize = 0
+    try:
+        if kubeconfig is None:
+            await kube_config.load_config(client_configuration=configuration)
+        else:
+            await kube_config.load_kube_config(config_file=kubeconfig, client_configuration=configuration)
+    except kube_config.ConfigException as error:
+        raise KubeError(0, "NoCredentials", str(error)) from error
+    return configuration
+
+
+def _refusal(status: int, data: bytes | Mapping[str, Any], *, retry_after_s: float = 0.0) -> KubeError:
     """From the API's Status object, or from whatever a proxy in between has said."""
     try:
         answer = json.loads(data) if isinstance(data, bytes) else data
-        return KubeError(status, str(answer["reason"]), str(answer.get("message", "")))
-    except (ValueError, KeyError, TypeError):
+        reason, message = str(answer["reason"]), str(answer.get("message", ""))
+        wait_s = (answer.get("details") or {}).get("retryAfterSeconds", 0)
+        return KubeError(status, reason, message, retry_after_s=max(retry_after_s, float(wait_s)))
+    except (ValueError, KeyError, TypeError, AttributeError):
         text = data[:200].decode("utf-8", "replace") if isinstance(data, bytes) else str(data)[:200]
-        return KubeError(status, _PHRASES.get(status, "Error"), text)
+        return KubeError(status, _PHRASES.get(status, "Error"), text, retry_after_s=retry_after_s)
+
+
+def _seconds(text: str) -> float:
+    """Of a Retry-After header, which is a date too in theory, though never here."""
+    return float(text) if text.isascii() and text.isdecimal() else 0.0

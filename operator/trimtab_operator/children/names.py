@@ -1,0 +1,57 @@
+"""Names of a pool's children.
+
+The one rule: a name depends on the pool's name alone, is a name that a Service may have (63 characters, no dots), and
+two pools never have the same one because something was cut off: what was cut or changed is replaced by a hash.
+"""
+
+import hashlib
+import re
+from typing import Final
+
+NAME_PREFIX: Final = "trimtab-"
+NAME_CHARS_MAX: Final = 63
+"""Of a Service, whose name is a DNS label; of a label's value too."""
+HASH_CHARS: Final = 8
+ENVOY_SUFFIX: Final = "-envoy"
+ENDPOINTS_SUFFIX: Final = "-endpoints"
+STORE_SUFFIX: Final = "-store"
+
+
+def child_name(pool_name: str, suffix: str = "") -> str:
+    """`trimtab-POOL` + suffix; where that is no Service name: cut, and with a hash of the pool's name."""
+    stem = pool_name.replace(".", "-")
+    room = NAME_CHARS_MAX - len(NAME_PREFIX) - len(suffix)
+    if stem != pool_name or len(stem) > room:
+        stem = f"{stem[: room - HASH_CHARS - 1].rstrip('-')}-{_hash(pool_name)}"
+    return f"{NAME_PREFIX}{stem}{suffix}"
+
+
+def label_value(pool_name: str) -> str:
+    """The pool's name as a label's value: cut and hashed where it is too long. Dots may stay."""
+    if len(pool_name) <= NAME_CHARS_MAX:
+        return pool_name
+    return f"{re.sub(r'[-.]+$', '', pool_name[: NAME_CHARS_MAX - HASH_CHARS - 1])}-{_hash(pool_name)}"
+
+
+def picker_name(pool_name: str) -> str:
+    """Of the pickers' Deployment, Service and PodDisruptionBudget: what the pool's `endpointPickerRef` names."""
+    return child_name(pool_name)
+
+
+def envoy_name(pool_name: str) -> str:
+    """Of all that belongs to the pool's own Envoy."""
+    return child_name(pool_name, ENVOY_SUFFIX)
+
+
+def endpoints_name(pool_name: str) -> str:
+    """Of the headless Service over the pool's pods."""
+    return child_name(pool_name, ENDPOINTS_SUFFIX)
+
+
+def store_secret_name(pool_name: str) -> str:
+    """Of the Secret with the pool's way into the store."""
+    return child_name(pool_name, STORE_SUFFIX)
+
+
+def _hash(pool_name: str) -> str:
+    return hashlib.sha256(pool_name.encode()).hexdigest()[:HASH_CHARS]

@@ -1,0 +1,112 @@
+"""An AdmissionReview answered: which sidecar a new pod gets, if any.
+
+The one rule: every answer allows the pod. What is not understood, not known or goes wrong leaves it as it is, and is
+counted. Nothing here waits for anybody.
+"""
+
+import base64
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from trimtab_operator.api.pool import PoolKey
+from trimtab_operator.children.names import store_secret_name
+from trimtab_operator.injection.marks import DISABLED, INJECT
+from trimtab_operator.injection.outcome import SPOKEN, Injection, Skip
+from trimtab_operator.injection.pod_injection import inject
+from trimtab_operator.injection.pool_book import PoolBook
+from trimtab_operator.install import Install
+from trimtab_operator.kube import Object
+
+logger = logging.getLogger(__name__)
+
+Outcome = Literal["injected", "unchanged", "skipped", "error"]
+PROTECTED: Final = frozenset({"kube-system"})
+"""Namespaces that are never injected into, whatever their labels; the operator's own is another."""
+PATCH_BYTES_MAX: Final = 256 << 10
+"""The store takes objects of 1.5 MiB: a pod that is large already is not made larger by more than this."""
+API_VERSION: Final = "admission.k8s.io/v1"
+
+
+class NotAReviewError(ValueError):
+    """The body is no AdmissionReview, so there is nobody to answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """`body` is the AdmissionReview to send; the rest is for counting."""
+
+    body: Object
+    outcome: Outcome
+    reason: str = ""
+    """Why it was skipped."""
+    pool: PoolKey | None = None
+    warnings: tuple[str, ...] = field(default=())
+
+
+class Admission:
+    """Answers from what `book` knows at that moment."""
+
+    def __init__(self, book: PoolBook, install: Install) -> None:
+        self._book = book
+        self._install = install
+
+    def answer(self, data: bytes) -> Answer:
+        """Raises NotAReviewError; nothing else."""
+        try:
+            request = json.loads(data)["request"]
+            uid = request["uid"]
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise NotAReviewError(type(error).__name__) from error
+        try:
+            return self._decide(str(uid), request)
+        except Exception:
+            logger.exception("a pod was left as it is")
+            return Answer(body=_review(str(uid)), outcome="error")
+
+    def _decide(self, uid: str, request: Mapping[str, Any]) -> Answer:
+        pod = request["object"]
+        # Pods of controllers have neither name nor namespace yet.
+        namespace = str(request["namespace"])
+        labels = pod["metadata"].get("labels") or {}
+        if request.get("kind", {}).get("kind") != "Pod" or request.get("operation") != "CREATE":
+            return _skipped(uid, Skip("no_pool", "not a pod that is created"), None)
+        if namespace in PROTECTED or namespace == self._install.namespace:
+            return _skipped(uid, Skip("protected_namespace", f"never in {namespace}"), None)
+        if labels.get(INJECT) == DISABLED:
+            return _skipped(uid, Skip("opted_out", f"the pod's label {INJECT} is {DISABLED}"), None)
+        match = self._book.match(namespace, labels)
+        if isinstance(match, Skip):
+            return _skipped(uid, match, None)
+        key = match.pool.key
+        result = inject(pod, match.pool, match.spec, self._install, store_secret_name(key.name))
+        if isinstance(result, Skip):
+            return _skipped(uid, result, key)
+        patch = json.dumps(result.patch, separators=(",", ":")).encode()
+        if len(patch) > PATCH_BYTES_MAX:
+            return _skipped(uid, Skip("too_large", f"the sidecar would add {len(patch)} bytes to the pod"), key)
+        return _injected(uid, result, patch, key)
+
+
+def _injected(uid: str, injection: Injection, patch: bytes, pool: PoolKey) -> Answer:
+    body = _review(uid, injection.warnings)
+    if injection.patch:
+        body["response"] |= {"patchType": "JSONPatch", "patch": base64.b64encode(patch).decode()}
+        # Shown in audit logs, under the webhook's name.
+        body["response"]["auditAnnotations"] = {"pool": str(pool)}
+    outcome: Outcome = "injected" if injection.patch else "unchanged"
+    return Answer(body=body, outcome=outcome, pool=pool, warnings=injection.warnings)
+
+
+def _skipped(uid: str, skip: Skip, pool: PoolKey | None) -> Answer:
+    warnings = (f"trimtab: no sidecar injected: {skip.text}",) if skip.reason in SPOKEN else ()
+    return Answer(body=_review(uid, warnings), outcome="skipped", reason=skip.reason, pool=pool, warnings=warnings)
+
+
+def _review(uid: str, warnings: tuple[str, ...] = ()) -> Object:
+    response: Object = {"uid": uid, "allowed": True}
+    if warnings:
+        response["warnings"] = list(warnings)
+    return {"apiVersion": API_VERSION, "kind": "AdmissionReview", "response": response}

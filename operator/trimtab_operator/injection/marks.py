@@ -1,0 +1,29 @@
+"""Names by which injection is asked for, refused and known again.
+
+The one rule: what stands in users' manifests or on their pods is named here and nowhere else.
+"""
+
+from typing import Final
+
+INJECT: Final = "trimtab.dev/inject"
+"""Label of a namespace (`enabled`) and of a pod (`disabled`)."""
+ENABLED: Final = "enabled"
+DISABLED: Final = "disabled"
+INJECTED: Final = "trimtab.dev/injected"
+"""Label of a pod that has the sidecar: `true`."""
+ENGINE: Final = "trimtab.dev/engine"
+"""Label or annotation of a pod: `vllm` or `sglang`, where its command does not tell. The policy comes first."""
+IMAGE_NOTE: Final = "trimtab.dev/sidecar-image"
+"""Annotation: the image that was asked for."""
+DIGEST_NOTE: Final = "trimtab.dev/sidecar-digest"
+"""Annotation: hash of the container that was asked for, so that a second call knows whether the pod has changed."""
+EVICTABLE_VOLUMES_NOTE: Final = "cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes"
+"""The cluster autoscaler's: volumes that need not keep a node alive. Ours must not be what does."""
+
+CONTAINER: Final = "trimtab-sidecar"
+STATE_VOLUME: Final = "trimtab-sidecar"
+"""The emptyDir with the checkpoint and the drain socket."""
+HOME_VOLUME: Final = "trimtab-home"
+STATE_PATH: Final = "/var/run/trimtab"
+METRICS_PORT_NAME: Final = "trimtab-metrics"
+METRICS_PORT: Final = 9091

@@ -1,0 +1,111 @@
+"""One kind of object, listed and then watched for ever, told to a sink.
+
+The one rule: what the sink was told last stays until something newer is known: a watch that breaks, or an API server
+that is away, takes nothing back. Each start over tells what went meanwhile.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from trimtab_operator.kube import Kube, KubeError, Object, Resource
+
+logger = logging.getLogger(__name__)
+
+RETRY_MIN_S: Final = 0.5
+RETRY_MAX_S: Final = 30.0
+GONE: Final = 410
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sink:
+    """Called synchronously; an object is put again whenever it may have changed."""
+
+    put: Callable[[Object], None]
+    drop: Callable[[str, str], None]
+    """(namespace, name)"""
+
+
+class ObjectWatch:
+    """`namespace` None: of all namespaces. `synced` is set once the first list has been told."""
+
+    def __init__(
+        self,
+        kube: Kube,
+        resource: Resource,
+        namespace: str | None,
+        sink: Sink,
+        *,
+        rng: random.Random,
+        field_selector: str = "",
+        label_selector: str = "",
+    ) -> None:
+        self.synced = asyncio.Event()
+        self._kube = kube
+        self._resource = resource
+        self._namespace = namespace
+        self._sink = sink
+        self._rng = rng
+        self._selectors = {"field_selector": field_selector, "label_selector": label_selector}
+        self._told: set[tuple[str, str]] = set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        pause_s = RETRY_MIN_S
+        while True:
+            try:
+                version = await self._list()
+                pause_s = RETRY_MIN_S
+                await self._follow(version)
+            except KubeError as error:
+                if error.status == GONE:
+                    continue
+                level = logging.INFO if self.synced.is_set() else logging.WARNING
+                about = {"kind": self._resource.kind, "namespace": self._namespace, "error": str(error)}
+                logger.log(level, "not watched for a moment", extra=about)
+                await asyncio.sleep(pause_s * self._rng.uniform(0.5, 1.0))
+                pause_s = min(pause_s * 2, RETRY_MAX_S)
+
+    async def _list(self) -> str:
+        version = ""
+        present = set()
+        # By page, so that what the sink does not keep of a large list is gone before the next page comes.
+        async for found, listed_at in self._kube.pages(self._resource, self._namespace, **self._selectors):
+            version = listed_at
+            for body in found:
+                present.add(_key(body))
+                self._put(body)
+        for key in self._told - present:
+            self._drop(key)
+        self.synced.set()
+        return version
+
+    async def _follow(self, version: str) -> None:
+        """Watches one after the other, until one raises."""
+        while True:
+            async for event in self._kube.watch(self._resource, self._namespace, version, **self._selectors):
+                version = event.object["metadata"]["resourceVersion"]
+                if event.type == "DELETED":
+                    self._drop(_key(event.object))
+                elif event.type in ("ADDED", "MODIFIED"):
+                    self._put(event.object)
+
+    def _put(self, body: Object) -> None:
+        key = _key(body)
+        self._told.add(key)
+        try:
+            self._sink.put(body)
+        except Exception:
+            # One odd object must not end the knowledge of all others.
+            logger.exception("object not understood", extra={"kind": self._resource.kind, "object": "/".join(key)})
+
+    def _drop(self, key: tuple[str, str]) -> None:
+        self._told.discard(key)
+        self._sink.drop(*key)
+
+
+def _key(body: Object) -> tuple[str, str]:
+    return body["metadata"].get("namespace", ""), body["metadata"]["name"]

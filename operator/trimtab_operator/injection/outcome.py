@@ -1,0 +1,42 @@
+"""What comes of a pod: it gets the sidecar, or it does not, and why.
+
+The one rule: reasons are few and fixed, since they are counted; the text beside them is for people.
+"""
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from trimtab_operator.kube import Object
+
+SkipReason = Literal[
+    "opted_out",
+    "protected_namespace",
+    "no_pool",
+    "not_asked",
+    "several_pools",
+    "no_engine",
+    "own_sidecar",
+    "windows",
+    "too_large",
+]
+SPOKEN: Final = frozenset({"several_pools", "no_engine", "windows", "too_large"})
+"""Reasons that surprise: told to whoever creates the pod."""
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """The pod is left as it is."""
+
+    reason: SkipReason
+    text: str
+    """With the remedy, where one is needed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Injection:
+    """The pod gets, or has, the sidecar."""
+
+    patch: list[Object]
+    """JSON patch; empty: it has all of it already."""
+    warnings: tuple[str, ...] = ()
+    """What will keep the sidecar from doing its best, with the remedy; shown by kubectl."""

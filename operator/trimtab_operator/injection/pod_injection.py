@@ -1,0 +1,184 @@
+"""The sidecar put into a pod: a pure function from the pod to a JSON patch.
+
+The one rule: called again, it changes nothing that is right already, and puts right what another webhook broke. A
+webhook built on older types drops `restartPolicy` of init containers, and the pod with it; one that rewrites images or
+amounts has its reasons, and is left its way.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from trimtab_operator.api.policy import PolicySpec
+from trimtab_operator.api.pool import Pool
+from trimtab_operator.injection.advice import advice
+from trimtab_operator.injection.engine_container import EngineContainer, find_engine
+from trimtab_operator.injection.engine_words import read_words
+from trimtab_operator.injection.environment import Environment
+from trimtab_operator.injection.marks import (
+    CONTAINER,
+    DIGEST_NOTE,
+    ENGINE,
+    EVICTABLE_VOLUMES_NOTE,
+    HOME_VOLUME,
+    IMAGE_NOTE,
+    INJECTED,
+    STATE_VOLUME,
+)
+from trimtab_operator.injection.model_access import model_access
+from trimtab_operator.injection.outcome import Injection, Skip
+from trimtab_operator.injection.sidecar_container import needs_home, runs_as_root, sidecar_container
+from trimtab_operator.install import Install
+from trimtab_operator.kube import Object
+
+LISTS: Final = ("initContainers", "containers")
+_KEYED: Final = {"env": "name", "volumeMounts": "mountPath", "ports": "containerPort"}
+"""Lists of a container that other webhooks add to, and what tells their entries apart."""
+
+
+def inject(
+    pod: Mapping[str, Any], pool: Pool, spec: PolicySpec, install: Install, secret_name: str
+) -> Injection | Skip:
+    """The patch that gives `pod` the sidecar of `pool`; `secret_name`: the Secret with its way into the store."""
+    pod_spec, notes = pod["spec"], pod["metadata"].get("annotations") or {}
+    if (pod_spec.get("os") or {}).get("name") == "windows":
+        return Skip("windows", "there is no sidecar for Windows")
+    found = {kind: _index(pod_spec.get(kind) or ()) for kind in LISTS}
+    if DIGEST_NOTE not in notes and any(at is not None for at in found.values()):
+        return Skip("own_sidecar", f"the pod brings a container {CONTAINER} of its own")
+    others = {kind: [c for c in pod_spec.get(kind) or () if c.get("name") != CONTAINER] for kind in LISTS}
+    engine = find_engine(others["containers"], pool.target_ports, spec.sidecar)
+    if isinstance(engine, Skip):
+        return engine
+    said = notes.get(ENGINE) or (pod["metadata"].get("labels") or {}).get(ENGINE)
+    if spec.sidecar.engine == "auto" and (said == "vllm" or said == "sglang"):
+        engine = EngineContainer(body=engine.body, engine=said)
+    environment = Environment(engine.body)
+    words = read_words(engine.body, environment, engine.engine)
+    access = model_access(engine.body, environment, words)
+    wanted = sidecar_container(
+        pod_spec,
+        engine,
+        words,
+        environment,
+        access,
+        pool=pool,
+        spec=spec,
+        install=install,
+        secret_name=secret_name,
+        others=[*others["initContainers"], *others["containers"]],
+    )
+    patch = _Patch()
+    volumes = [STATE_VOLUME, *([HOME_VOLUME] if needs_home(access) else [])]
+    _put_container(patch, pod, wanted, found, home="initContainers" if spec.sidecar.kind == "Native" else "containers")
+    # No bound of its size: a volume that outgrows one has its whole pod evicted, the engine too.
+    patch.append_missing(("spec", "volumes"), pod_spec.get("volumes"), [{"name": v, "emptyDir": {}} for v in volumes])
+    pull_secrets = [{"name": name} for name in install.image_pull_secrets]
+    patch.append_missing(("spec", "imagePullSecrets"), pod_spec.get("imagePullSecrets"), pull_secrets)
+    patch.entries(("metadata", "labels"), pod["metadata"].get("labels"), {INJECTED: "true"})
+    evictable = [name for name in (notes.get(EVICTABLE_VOLUMES_NOTE) or "").split(",") if name]
+    marks = {
+        IMAGE_NOTE: wanted["image"],
+        DIGEST_NOTE: _digest(wanted),
+        EVICTABLE_VOLUMES_NOTE: ",".join([*evictable, *(name for name in volumes if name not in evictable)]),
+    }
+    patch.entries(("metadata", "annotations"), pod["metadata"].get("annotations"), marks)
+    warnings = advice(
+        engine.engine,
+        words,
+        access,
+        container=str(engine.body.get("name")),
+        is_root=runs_as_root(pod_spec, engine.body),
+    )
+    return Injection(patch=patch.operations, warnings=warnings)
+
+
+def _put_container(
+    patch: "_Patch", pod: Mapping[str, Any], wanted: Object, found: Mapping[str, int | None], *, home: str
+) -> None:
+    pod_spec, notes = pod["spec"], pod["metadata"].get("annotations") or {}
+    for kind in LISTS:
+        at = found[kind]
+        if at is not None and kind != home:
+            patch.operations.append({"op": "remove", "path": _path("spec", kind, at)})
+    at = found[home]
+    if at is None:
+        patch.append(("spec", home), pod_spec.get(home), wanted)
+        return
+    present = pod_spec[home][at]
+    is_unchanged = notes.get(DIGEST_NOTE) == _digest(wanted)
+    mended = _mended(present, wanted, is_unchanged=is_unchanged, image_then=str(notes.get(IMAGE_NOTE)))
+    if mended != present:
+        patch.operations.append({"op": "replace", "path": _path("spec", home, at), "value": mended})
+
+
+def _mended(present: Object, wanted: Object, *, is_unchanged: bool, image_then: str) -> Object:
+    """`present`, with what `wanted` says and it lacks; where the wish has changed, with all of it.
+
+    An image that somebody rewrote (to a mirror) stays, and so does what was added.
+    """
+    mended = dict(present)
+    for name, value in wanted.items():
+        if name in _KEYED:
+            mended[name] = _merged(present.get(name) or [], value, _KEYED[name], ours_first=not is_unchanged)
+        elif name in ("image", "imagePullPolicy"):
+            if present.get("image") == image_then and not is_unchanged:
+                mended[name] = value
+        elif name == "restartPolicy" or name not in present or not is_unchanged:
+            mended[name] = value
+    if "restartPolicy" not in wanted:
+        mended.pop("restartPolicy", None)
+    return mended
+
+
+def _merged(present: Sequence[Object], wanted: Sequence[Object], key: str, *, ours_first: bool) -> list[Object]:
+    """Both, by key; of two entries ours counts where the wish has changed, else the one that is there."""
+    ours = {entry[key]: entry for entry in wanted}
+    kept = [ours[entry[key]] if ours_first and entry.get(key) in ours else entry for entry in present]
+    there = {entry.get(key) for entry in present}
+    return [*kept, *(entry for name, entry in ours.items() if name not in there)]
+
+
+def _digest(wanted: Object) -> str:
+    return hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _index(containers: Sequence[Mapping[str, Any]]) -> int | None:
+    return next((at for at, container in enumerate(containers) if container.get("name") == CONTAINER), None)
+
+
+def _path(*parts: str | int) -> str:
+    return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in parts)
+
+
+class _Patch:
+    """JSON patch operations. Lists are appended to, so that nothing of theirs can be lost."""
+
+    def __init__(self) -> None:
+        self.operations: list[Object] = []
+        self._made: set[str] = set()
+
+    def append(self, place: tuple[str, str], present: Sequence[object] | None, value: object) -> None:
+        path = _path(*place)
+        if not present and path not in self._made:
+            self._made.add(path)
+            self.operations.append({"op": "add", "path": path, "value": [value]})
+        else:
+            self.operations.append({"op": "add", "path": f"{path}/-", "value": value})
+
+    def append_missing(
+        self, place: tuple[str, str], present: Sequence[Mapping[str, Any]] | None, wanted: Sequence[Object]
+    ) -> None:
+        there = {entry.get("name") for entry in present or ()}
+        for value in wanted:
+            if value["name"] not in there:
+                self.append(place, present, value)
+
+    def entries(self, place: tuple[str, str], present: Mapping[str, str] | None, wanted: Mapping[str, str]) -> None:
+        if not present:
+            self.operations.append({"op": "add", "path": _path(*place), "value": dict(wanted)})
+            return
+        for name, value in wanted.items():
+            if present.get(name) != value:
+                self.operations.append({"op": "add", "path": _path(*place, name), "value": value})

@@ -1,0 +1,1 @@
+"""Who is in a pool: its pods, as endpoints."""

@@ -1,0 +1,51 @@
+"""What the operator knows of one pool at one moment: all that a status is made of.
+
+The one rule: plain values, gathered by whoever reconciles; what they mean to people is said in `pool_conditions`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from trimtab_operator.api.policy import PolicySpec
+from trimtab_operator.api.pool import Pool
+from trimtab_operator.fallback import Decision
+from trimtab_operator.fleet_report import FleetReport
+from trimtab_operator.membership.endpoints import Members
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolFacts:
+    """Of a pool that is ours."""
+
+    pool: Pool
+    spec: PolicySpec
+    """In force now: the policy's, its last good one, or the defaults."""
+    is_standalone: bool
+    """The pool has an Envoy of its own."""
+    service_name: str
+    """Of the pickers, as the operator makes it."""
+    members: Members | None = None
+    """None: the pods have not been listed yet."""
+    unready: Mapping[str, int] = field(default_factory=dict)
+    """Why matching pods are not ready: number of pods by reason."""
+    picker: Mapping[str, Any] | None = None
+    """The pickers' Deployment as read, None: there is none."""
+    envoy: Mapping[str, Any] | None = None
+    """The Envoy's Deployment as read."""
+    fleet: FleetReport | None = None
+    """None: not read yet."""
+    decision: Decision | None = None
+    store_problem: str = ""
+    """What is wrong with the pool's own access to the store (`StoreAccess.reason`)."""
+    is_own_store_user: bool = True
+    foreign: Sequence[str] = ()
+    """Objects of somebody else that have a child's name, `Kind/name`."""
+    apply_errors: Sequence[str] = ()
+    """`Kind/name: the API server's words`."""
+    namespace_opted_in: bool = True
+    """The namespace carries the label that injection needs."""
+    crd_problem: str = ""
+    """What is wrong with the CRDs that the cluster has, for people."""
+    parents: Sequence[Mapping[str, Any]] = ()
+    """The pool's `status.parents` as read."""

@@ -1,0 +1,318 @@
+"""One look at one pool: from what is declared to what runs, and back to a status that says so.
+
+The one rule: level-based. A look sees everything anew, may come at any time and any number of times, and does only what
+is missing. A pool is let go only when the API server itself has said, just now, that it is not ours any more: a cache
+that is empty for a moment must not take a pool down.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from trimtab_operator.api.policy import PolicyError, PolicySpec
+from trimtab_operator.api.pool import Pool, PoolKey
+from trimtab_operator.apply import ApplyReport, ChildApplier
+from trimtab_operator.children.desired import desired, is_standalone
+from trimtab_operator.children.labels import is_ours
+from trimtab_operator.children.names import envoy_name, picker_name, store_secret_name
+from trimtab_operator.children.store_secret import StoreAccess
+from trimtab_operator.conditions import rfc3339
+from trimtab_operator.events import EventPoster
+from trimtab_operator.fleet_report import read_fleet
+from trimtab_operator.injection.marks import ENABLED, INJECT
+from trimtab_operator.install import Install
+from trimtab_operator.kube import NAMESPACES, POLICIES, POOLS, SECRETS, Kube, KubeError, Object
+from trimtab_operator.membership.zones import Zones
+from trimtab_operator.pool_conditions import picker_ref_problem, pool_conditions
+from trimtab_operator.pool_facts import PoolFacts
+from trimtab_operator.pool_register import PoolRegister
+from trimtab_operator.pool_run import PoolRun
+from trimtab_operator.pool_status import ParentsFull, parent_entry, write_parents
+from trimtab_operator.status import announcements, policy_status, write_status
+from trimtab_operator.store_access import StoreAccessManager
+from trimtab_operator.telemetry import Telemetry
+from trimtab_operator.watches import Watches
+from trimtab_operator.work_queue import PoolQueue
+from trimtab_state import StateUnavailable, Store
+
+log = logging.getLogger(__name__)
+
+SPEC_NOTE: Final = "trimtab.dev/last-good-spec"
+"""Annotation of the pickers' Deployment: the policy that it was made by, for an operator that finds only a bad one."""
+REFRESH_S: Final = 15.0
+"""Even where nothing happens, a pool is looked at this often: engines come to be known, users of the store vanish."""
+CHANGED_S: Final = 0.5
+"""Members that change are in the shared state at once; their numbers in the status follow after this."""
+
+
+class PoolReconciler:
+    """All pools of one operator. `clock`: Unix time that does not jump."""
+
+    def __init__(
+        self,
+        *,
+        kube: Kube,
+        store: Store,
+        install: Install,
+        watches: Watches,
+        queue: PoolQueue,
+        telemetry: Telemetry,
+        clock: Callable[[], float],
+        rng: random.Random,
+    ) -> None:
+        self._kube = kube
+        self._store = store
+        self._install = install
+        self._watches = watches
+        self._queue = queue
+        self._telemetry = telemetry
+        self._clock = clock
+        self._rng = rng
+        self._applier = ChildApplier(kube)
+        self._access = StoreAccessManager(store, install)
+        self._register = PoolRegister(store, install)
+        self._events = EventPoster(kube)
+        self._zones = Zones(kube)
+        self._runs: dict[PoolKey, PoolRun] = {}
+        self._told: dict[PoolKey, list[Object]] = {}
+        """Conditions of pools without a policy, which have no status of ours to keep them."""
+        self.crd_problem = ""
+
+    async def run(self) -> None:
+        """What goes on beside the looks, until cancelled: the store's users, and pools deleted in our absence."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._access.run())
+            tasks.create_task(self._find_orphans())
+
+    async def close(self) -> None:
+        """The pools go on without us."""
+        for run in self._runs.values():
+            await run.stop(delete=False)
+
+    async def reconcile(self, key: PoolKey) -> None:
+        """Raises KubeError, StateUnavailable: come again."""
+        body, policies = self._watches.pool(key), self._watches.policies(key)
+        if not _is_ours(key, body, policies):
+            body, policies = await self._asked(key)
+        if body is None or not _is_ours(key, body, policies):
+            await self._let_go(key, body)
+            for policy in policies:
+                await self._say(policy, facts=None, error=None, winner=None)
+            return
+        pool = Pool.of(body)
+        spec, error = self._spec(key, policies)
+        run = await self._running(key, spec)
+        run.configure(pool, spec)
+        access, access_problem = await self._store_access(key)
+        report = ApplyReport()
+        if access is not None:
+            report = await self._bring_about(pool, spec, access)
+        await self._report(body, pool, spec, policies, error, run, report, access, access_problem)
+        if access is None:
+            raise StateUnavailable(access_problem)
+        self._queue.add(key, REFRESH_S * self._rng.uniform(0.8, 1.2))
+
+    # What is declared.
+
+    async def _asked(self, key: PoolKey) -> tuple[Object | None, list[Object]]:
+        """The pool and its policies as the API server has them now."""
+        body = await self._kube.get(POOLS, key.namespace, key.name)
+        found, _ = await self._kube.list_all(POLICIES, key.namespace)
+        policies = [
+            {"apiVersion": POLICIES.api_version, "kind": POLICIES.kind, **policy}
+            for policy in found
+            if ((policy.get("spec") or {}).get("targetRef") or {}).get("name") == key.name
+        ]
+        return body, sorted(
+            policies, key=lambda each: (each["metadata"]["creationTimestamp"], each["metadata"]["name"])
+        )
+
+    def _spec(self, key: PoolKey, policies: Sequence[Object]) -> tuple[PolicySpec, PolicyError | None]:
+        """In force: the oldest policy's, or the last good one, or the defaults."""
+        if not policies:
+            return PolicySpec.default(key.name), None
+        try:
+            return PolicySpec.of(policies[0].get("spec")), None
+        except PolicyError as error:
+            run = self._runs.get(key)
+            if run is not None and run.spec is not None:
+                return run.spec, error
+            return self._noted_spec(key) or PolicySpec.default(key.name), error
+
+    def _noted_spec(self, key: PoolKey) -> PolicySpec | None:
+        for child in self._watches.children(key):
+            note = (child["metadata"].get("annotations") or {}).get(SPEC_NOTE)
+            if note and child["metadata"]["name"] == picker_name(key.name):
+                try:
+                    return PolicySpec.of(msgspec.json.decode(note))
+                except (PolicyError, msgspec.DecodeError):
+                    return None
+        return None
+
+    # What runs.
+
+    async def _running(self, key: PoolKey, spec: PolicySpec) -> PoolRun:
+        run = self._runs.get(key)
+        if run is not None:
+            run.check()
+            return run
+        run = self._pool_run(key)
+        await run.start(spec)
+        self._runs[key] = run
+        log.info("pool %s is ours", key)
+        return run
+
+    def _pool_run(self, key: PoolKey) -> PoolRun:
+        return PoolRun(
+            kube=self._kube,
+            store=self._store,
+            key=key,
+            zones=self._zones,
+            changed=lambda changed: self._queue.add(changed, CHANGED_S),
+            clock=self._clock,
+        )
+
+    async def _store_access(self, key: PoolKey) -> tuple[StoreAccess | None, str]:
+        try:
+            access = await self._access.ensure(key)
+            await self._register.add(key)
+        except StateUnavailable as error:
+            return None, f"the store is away: {error}"
+        return access, access.reason
+
+    async def _bring_about(self, pool: Pool, spec: PolicySpec, access: StoreAccess) -> ApplyReport:
+        wanted = desired(pool, spec, self._install, access)
+        note = msgspec.json.encode(spec).decode()
+        for body in wanted:
+            if body["kind"] == "Deployment" and body["metadata"]["name"] == picker_name(pool.key.name):
+                body["metadata"]["annotations"][SPEC_NOTE] = note
+        report = await self._applier.sync(pool.key, pool.uid, wanted, await self._children(pool.key))
+        for what, names in (("applied", report.changed), ("made again", report.recreated), ("removed", report.removed)):
+            if names:
+                log.info("pool %s: %s %s", pool.key, what, ", ".join(names))
+        return report
+
+    async def _children(self, key: PoolKey) -> list[Object]:
+        secret = await self._kube.get(SECRETS, key.namespace, store_secret_name(key.name))
+        found = self._watches.children(key)
+        return found if secret is None or not is_ours(secret, key, "") else [*found, secret]
+
+    async def _let_go(self, key: PoolKey, body: Mapping[str, Any] | None) -> None:
+        """Take down what is ours of a pool that is gone, or that nobody wants from us any more."""
+        run = self._runs.pop(key, None)
+        children = await self._children(key)
+        if run is None and not children and key not in await self._register.all():
+            return
+        log.info("pool %s is let go", key)
+        if run is not None:
+            await run.stop(delete=False)
+        report = await self._applier.remove_all(key, children)
+        # First the user, so that none of its pickers writes again what is deleted next.
+        await self._access.drop(key)
+        await self._pool_run(key).stop(delete=True)
+        if body is not None:
+            await write_parents(self._kube, key, None, now=rfc3339(self._clock()))
+        if report.errors:
+            raise KubeError(0, "NotRemoved", "; ".join(report.errors))
+        await self._register.remove(key)
+        self._told.pop(key, None)
+        self._telemetry.forget(key)
+
+    async def _find_orphans(self) -> None:
+        await self._watches.synced.wait()
+        while True:
+            try:
+                for key in await self._register.all() - self._watches.keys():
+                    self._queue.add(key)
+            except StateUnavailable as error:
+                log.debug("orphans are not looked for: %s", error)
+            await asyncio.sleep(60.0 * self._rng.uniform(0.8, 1.2))
+
+    # What is told.
+
+    async def _report(
+        self,
+        body: Object,
+        pool: Pool,
+        spec: PolicySpec,
+        policies: Sequence[Object],
+        error: PolicyError | None,
+        run: PoolRun,
+        report: ApplyReport,
+        access: StoreAccess | None,
+        access_problem: str,
+    ) -> None:
+        members = run.members
+        names = [] if members is None else [endpoint.name for endpoint in members.endpoints]
+        deployments = {
+            child["metadata"]["name"]: child
+            for child in self._watches.children(pool.key)
+            if child["kind"] == "Deployment"
+        }
+        facts = PoolFacts(
+            pool=pool,
+            spec=spec,
+            is_standalone=is_standalone(spec, self._install),
+            service_name=picker_name(pool.key.name),
+            members=members,
+            unready={} if members is None else members.unready,
+            picker=deployments.get(picker_name(pool.key.name)),
+            envoy=deployments.get(envoy_name(pool.key.name)),
+            fleet=await read_fleet(self._store, run.keys, names),
+            decision=run.decision,
+            store_problem=access_problem if access is None or not access.is_own_user or access_problem else "",
+            is_own_store_user=access is None or access.is_own_user,
+            foreign=report.foreign,
+            apply_errors=report.errors,
+            namespace_opted_in=not spec.sidecar.inject or await self._is_opted_in(pool.key.namespace),
+            crd_problem=self.crd_problem,
+            parents=(body.get("status") or {}).get("parents") or (),
+        )
+        self._telemetry.saw(facts, switches=run.switches)
+        if policies:
+            await self._say(policies[0], facts=facts, error=error, winner=None)
+            for loser in policies[1:]:
+                await self._say(loser, facts=facts, error=None, winner=policies[0]["metadata"]["name"])
+        else:
+            await self._announce(body, pool_conditions(facts, pool.generation), self._told.get(pool.key))
+            self._told[pool.key] = pool_conditions(facts, pool.generation)
+        entry = None
+        if facts.is_standalone:
+            entry = parent_entry(pool, envoy_name(pool.key.name), problem=picker_ref_problem(facts))
+        try:
+            await write_parents(self._kube, pool.key, entry, now=rfc3339(self._clock()))
+        except ParentsFull as full:
+            log.warning("pool %s: %s", pool.key, full)
+
+    async def _say(
+        self, policy: Object, *, facts: PoolFacts | None, error: PolicyError | None, winner: str | None
+    ) -> None:
+        status = policy_status(policy, facts=facts, error=error, winner=winner, now_s=self._clock())
+        try:
+            is_new = await write_status(self._kube, policy, status)
+        except KubeError as refusal:
+            if refusal.status in (404, 409):
+                return
+            raise
+        if is_new:
+            await self._announce(policy, status["conditions"], (policy.get("status") or {}).get("conditions"))
+
+    async def _announce(self, about: Object, wanted: Sequence[Object], found: Sequence[Object] | None) -> None:
+        for news in announcements(wanted, found):
+            await self._events.post(about, news.reason, news.note, news.type_, topic=news.topic)
+
+    async def _is_opted_in(self, namespace: str) -> bool:
+        body = await self._kube.get(NAMESPACES, None, namespace)
+        return body is not None and (body["metadata"].get("labels") or {}).get(INJECT) == ENABLED
+
+
+def _is_ours(key: PoolKey, body: Mapping[str, Any] | None, policies: Sequence[Object]) -> bool:
+    """Whether the pool is there, and a policy targets it or it names our pickers."""
+    if body is None:
+        return False
+    pool = Pool.of(body)
+    return not pool.is_deleting and (bool(policies) or pool.picker_name == picker_name(key.name))

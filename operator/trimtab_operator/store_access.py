@@ -1,0 +1,154 @@
+"""Gives each pool a user of its own in the store, and looks after these users, which a store forgets when it restarts.
+
+The one rule: a pool's parts get the operator's own credentials only where the store refuses to make users, and then the
+reason is told. This module must not know how the credentials reach the pool.
+"""
+
+import asyncio
+import logging
+from typing import Any, Final
+
+from redis.exceptions import ResponseError
+
+from trimtab_operator.api.pool import PoolKey
+from trimtab_operator.children.store_secret import StoreAccess
+from trimtab_operator.install import Install
+from trimtab_operator.pool_user import user_name, user_rules
+from trimtab_operator.store_login import as_given, files_left_out, with_login
+from trimtab_state import StateUnavailable, Store
+
+log = logging.getLogger(__name__)
+
+LOOK_AFTER_S: Final = 5.0
+"""How often it is looked whether the users are still there: for so long a restarted store refuses pickers."""
+REASON_CHARS_MAX: Final = 200
+
+
+class UserRefusedError(Exception):
+    """The store does not let the operator make users: the text says why."""
+
+
+class StoreAccessManager:
+    """One per operator. `store` is logged in as the operator, at `install.store_url`."""
+
+    def __init__(self, store: Store, install: Install) -> None:
+        self._store = store
+        self._install = install
+        self._seen: dict[PoolKey, dict[str, str]] = {}
+        """By pool and server: the user as the server describes it, after it was made."""
+        self._known: dict[PoolKey, StoreAccess] = {}
+        """The last answers."""
+
+    async def ensure(self, key: PoolKey) -> StoreAccess:
+        """The pool's way into the store; its user is there and as it should be.
+
+        While the store is away: the last answer, with the reason. Raises StateUnavailable if there is none.
+        """
+        try:
+            await self._ensure_user(key)
+        except UserRefusedError as refusal:
+            self._seen.pop(key, None)
+            access = self._shared(key, str(refusal))
+        except StateUnavailable as error:
+            if (known := self._known.get(key)) is None:
+                raise
+            return StoreAccess(
+                url=known.url, secret=known.secret, is_own_user=known.is_own_user, reason=f"the store is away: {error}"
+            )
+        else:
+            access = self._own(key)
+        self._known[key] = access
+        return access
+
+    async def drop(self, key: PoolKey) -> None:
+        """The pool is gone: its user goes, and is logged out. Raises StateUnavailable."""
+        self._seen.pop(key, None)
+        self._known.pop(key, None)
+        await self._store.on_each_server("ACL", "DELUSER", user_name(key))
+
+    async def run(self) -> None:
+        """Makes users again that a server has lost. Until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_AFTER_S)
+            try:
+                await self.look_after()
+            except StateUnavailable as error:
+                log.debug("users are not looked after: %s", error)
+
+    async def look_after(self) -> int:
+        """One round of `run`; returns how many pools' users had to be made again. Raises StateUnavailable."""
+        if not self._seen:
+            return 0
+        replies = await self._store.on_each_server("ACL", "USERS")
+        present = {server: set(map(_text, users)) for server, users in replies.items() if isinstance(users, list)}
+        lost = [key for key in list(self._seen) if any(user_name(key) not in names for names in present.values())]
+        for key in lost:
+            log.warning("the store has lost the user of pool %s: it is made again", key)
+            await self.ensure(key)
+        return len(lost)
+
+    async def _ensure_user(self, key: PoolKey) -> None:
+        name, seen = user_name(key), self._seen.get(key, {})
+        found = await self._described(name)
+        if found and all(found[server] is not None and found[server] == seen.get(server) for server in found):
+            return
+        await self._make(key, name)
+        self._seen[key] = {server: text for server, text in (await self._described(name)).items() if text is not None}
+
+    async def _make(self, key: PoolKey, name: str) -> None:
+        password = self._install.store_password(key)
+        try:
+            _refused(await self._store.on_each_server("ACL", "SETUSER", name, *user_rules(key, password)))
+        except UserRefusedError:
+            # An older server may know fewer commands.
+            rules = user_rules(key, password, with_optional=False)
+            _refused(await self._store.on_each_server("ACL", "SETUSER", name, *rules))
+
+    async def _described(self, name: str) -> dict[str, str | None]:
+        """The user by server, as text to compare; None where it is not there. Servers that are away are left out."""
+        replies = _refused(await self._store.on_each_server("ACL", "GETUSER", name))
+        return {server: None if reply is None else repr(reply) for server, reply in replies.items()}
+
+    def _own(self, key: PoolKey) -> StoreAccess:
+        install = self._install
+        return self._access(
+            key,
+            with_login(install.store_url, user_name(key), install.store_password(key)),
+            is_own_user=True,
+        )
+
+    def _shared(self, key: PoolKey, refusal: str) -> StoreAccess:
+        return self._access(key, as_given(self._install.store_url), is_own_user=False, refusal=refusal)
+
+    def _access(self, key: PoolKey, url: str, *, is_own_user: bool, refusal: str = "") -> StoreAccess:
+        reasons = []
+        if refusal:
+            reasons.append(
+                f"the store refuses users for pools ({refusal}), so the pool's parts have the operator's own"
+                " credentials, which reach every pool's keys"
+            )
+        if files := files_left_out(url):
+            reasons.append(
+                f"files named by {', '.join(files)} must be in the pool's containers too, under the same path"
+            )
+        return StoreAccess(
+            url=url,
+            secret=self._install.pool_secret(key),
+            is_own_user=is_own_user,
+            reason="; ".join(reasons),
+        )
+
+
+def _refused(replies: dict[str, Any]) -> dict[str, Any]:
+    """The replies of the servers that answered. Raises UserRefusedError if one of them refused."""
+    answered = {}
+    for server, reply in replies.items():
+        if isinstance(reply, ResponseError):
+            raise UserRefusedError(f"{reply}"[:REASON_CHARS_MAX])
+        if not isinstance(reply, Exception):
+            answered[server] = reply
+    return answered
+
+
+def _text(name: Any) -> str:
+    return name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name)
