@@ -3,8 +3,9 @@
 #   make demo         round robin against Trimtab, on this machine      (DEMO="--endpoints 8 --rate 20" for flags)
 #   make local        the whole stack until Ctrl-C
 #   make test         all tests, with the real Envoy and Valkey         (TEST="tests/core -k chain" for flags)
-#   make check        lint, types, rings; with cargo the native core's lint and tests too
+#   make check        lint, types, rings; with cargo those of the native modules too
 #   make test-engine  the tests that need a real vLLM on the CPU        (VLLM=/path/to/bin/vllm)
+#   make generate     what follows from definitions: our CRD, the reference pages
 #   make bench        the figures
 #
 # Needs make and Python >= 3.11 with venv. PYTHON=/path/to/python names another one than is found.
@@ -14,7 +15,7 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python; do \
 	done)
 VENV := .venv
 BIN := $(VENV)/bin
-NATIVE := core/native
+NATIVE := core/native extproc/native
 NATIVE_SOURCES := $(shell find $(NATIVE) -name target -prune -o \( -name '*.rs' -o -name 'Cargo.*' \) -print)
 CARGO := $(shell command -v cargo)
 DEMO ?=
@@ -23,10 +24,10 @@ BENCH ?=
 VLLM ?= $(shell command -v vllm)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo local test check format test-engine bench clean
+.PHONY: help demo local test check format generate test-engine bench clean
 
 help:
-	@sed -n '3,10s/^# \{0,3\}//p' Makefile
+	@sed -n '3,11s/^# \{0,3\}//p' Makefile
 
 # A stamp for each set of packages, so that a second run starts at once. The demo needs no test tools.
 $(VENV)/bin/python:
@@ -35,24 +36,25 @@ $(VENV)/bin/python:
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "PYTHON=$(PYTHON) is no Python >= 3.11" >&2; exit 1; }
 	@$(PYTHON) -m venv $(VENV) || { echo "$(PYTHON) cannot make a virtual environment: install its venv package (Debian: apt install python3-venv)" >&2; rm -rf $(VENV); exit 1; }
 
-# With cargo this builds the native core as well, and again when its sources change; without, the reference runs.
+# With cargo this builds the native core and front as well, and again when their sources change; without, what they
+# stand for in Python runs.
 SETUP := pyproject.toml setup.py $(NATIVE_SOURCES) $(if $(CARGO),$(VENV)/.cargo)
-SAY_CORE := $(BIN)/python -m trimtab_core.selection
+SAY_NATIVE := $(BIN)/python -m trimtab_core.selection && $(BIN)/python -m trimtab_extproc.front
 
 # Made when a cargo is first seen: what was installed before it is installed again.
 $(VENV)/.cargo: | $(VENV)/bin/python
 	@touch $@
 
 $(VENV)/.demo: $(SETUP) | $(VENV)/bin/python
-	@echo "Installing into $(VENV) (once$(if $(CARGO),; building the native core takes a minute or two)) ..."
+	@echo "Installing into $(VENV) (once$(if $(CARGO),; building what is native takes a minute or two)) ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[demo]'
-	@$(SAY_CORE)
+	@$(SAY_NATIVE)
 	@touch $@
 
 $(VENV)/.dev: $(SETUP) | $(VENV)/bin/python
-	@echo "Installing into $(VENV), with test tools (once$(if $(CARGO),; building the native core takes a minute or two)) ..."
+	@echo "Installing into $(VENV), with test tools (once$(if $(CARGO),; building what is native takes a minute or two)) ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
-	@$(SAY_CORE)
+	@$(SAY_NATIVE)
 	@touch $@ $(VENV)/.demo
 
 demo: $(VENV)/.demo
@@ -73,15 +75,18 @@ check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(if $(CARGO),cd $(NATIVE) && cargo fmt --check && cargo clippy --locked --all-targets -- -D warnings,@echo "no cargo: the native core is not checked")
-	$(if $(CARGO),cd $(NATIVE) && cargo test --locked --quiet)
+	$(if $(CARGO),,@echo "no cargo: what is native is not checked")
+	$(if $(CARGO),for crate in $(NATIVE); do (cd $$crate && cargo fmt --check && cargo clippy --locked --all-targets -- -D warnings && cargo test --locked --quiet) || exit 1; done)
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+generate: $(VENV)/.dev
+	$(BIN)/python -m trimtab_operator.api.generate
+
 bench: $(VENV)/.dev
 	$(BIN)/python bench/run.py $(BENCH)
 
 clean:
-	rm -rf $(VENV) build dist $(NATIVE)/target core/trimtab_core/_native.*.so *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build dist $(addsuffix /target,$(NATIVE)) core/trimtab_core/_native.*.so extproc/trimtab_extproc/_front.*.so *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

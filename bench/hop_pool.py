@@ -51,9 +51,9 @@ TEMPLATE = (
 
 
 class BenchPool:
-    """A context: inside it the pool is up. Its backends are `endpoints`, `ip:port` each."""
+    """A context: inside it the pool is up. Its backends are `endpoints`, `ip:port` each; `front`: its gRPC server."""
 
-    def __init__(self, group: Processes, folder: Path, endpoints: list[str]) -> None:
+    def __init__(self, group: Processes, folder: Path, endpoints: list[str], *, front: str = "auto") -> None:
         self.envoy: list[object] = [Path(envoy.__file__).parent / "_bin" / "envoy", "--concurrency", "1", "-l", "error",
                                     "--disable-hot-restart", "--use-dynamic-base-id"]  # fmt: skip
         self._endpoints = endpoints
@@ -70,7 +70,7 @@ class BenchPool:
                 sys.executable, "-m", "trimtab_extproc", "--pool-name", NAME, "--pool-namespace", NAMESPACE,
                 "--grpc-port", self.grpc_port, "--grpc-health-port", self._health_port,
                 "--metrics-port", self.metrics_port, "--store", self._store_url, "--secure-serving=false",
-                "--log-level", "warning",
+                "--log-level", "warning", "--front", front,
             ],
             TRIMTAB_SECRET=SECRET,
         )  # fmt: skip

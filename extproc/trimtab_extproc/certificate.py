@@ -1,4 +1,4 @@
-"""The server's TLS credentials: files that the user gives, or a certificate that we sign ourselves.
+"""The server's certificate: files that the user gives, or one that we sign ourselves.
 
 The one rule: gateways encrypt to the picker and do not verify it, so a certificate of our own is the default; the key
 never leaves the process.
@@ -7,8 +7,8 @@ never leaves the process.
 import datetime
 import ipaddress
 from pathlib import Path
+from typing import NamedTuple
 
-import grpc
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -19,20 +19,25 @@ from trimtab_extproc.errors import ConfigError
 VALID_DAYS = 3650
 
 
-def server_credentials(folder: Path | None) -> grpc.ServerCredentials:
-    """Credentials from the folder's `tls.crt` and `tls.key`, or self-signed without a folder. Raises ConfigError."""
+class Certificate(NamedTuple):
+    """A private key and the chain of certificates that proves it, as PEM."""
+
+    key: bytes
+    chain: bytes
+
+
+def server_certificate(folder: Path | None) -> Certificate:
+    """From the folder's `tls.crt` and `tls.key`, or self-signed without a folder. Raises ConfigError."""
     if folder is None:
-        key, certificate = self_signed()
-        return grpc.ssl_server_credentials([(key, certificate)])
+        return self_signed()
     try:
-        pair = ((folder / "tls.key").read_bytes(), (folder / "tls.crt").read_bytes())
+        return Certificate(key=(folder / "tls.key").read_bytes(), chain=(folder / "tls.crt").read_bytes())
     except OSError as error:
         raise ConfigError(f"--cert-path: {error}") from error
-    return grpc.ssl_server_credentials([pair])
 
 
-def self_signed() -> tuple[bytes, bytes]:
-    """A new key and a certificate for it, as PEM."""
+def self_signed() -> Certificate:
+    """A new key and a certificate for it."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "trimtab-extproc")])
     now = datetime.datetime.now(datetime.UTC)
@@ -50,7 +55,7 @@ def self_signed() -> tuple[bytes, bytes]:
         )
         .sign(key, hashes.SHA256())
     )
-    return (
+    return Certificate(
         key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()),
         certificate.public_bytes(serialization.Encoding.PEM),
     )

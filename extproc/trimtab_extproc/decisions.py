@@ -8,9 +8,9 @@ Bounds: `DECISIONS_MAX` decisions, the oldest going first; `ENDPOINTS_SHOWN_MAX`
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from trimtab_core.placement import Bools, Placement
@@ -21,8 +21,7 @@ REQUEST_ID_CHARS_MAX = 128
 """Of a request's id that is kept: clients choose them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Decision:
+class Decision(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     """One choice."""
 
     time_s: float

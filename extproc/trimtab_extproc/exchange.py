@@ -79,6 +79,9 @@ class Ledger(Protocol):
 class State(Enum):
     """How far an exchange is."""
 
+    # Members are compared by identity; the inherited hash is a Python call at every event.
+    __hash__ = object.__hash__
+
     AWAIT_HEADERS = "await headers"
     BUFFER_BODY = "buffer body"
     CHOOSING = "choosing"

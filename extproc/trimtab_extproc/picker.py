@@ -1,14 +1,15 @@
 """Chooses an endpoint for one complete request.
 
 The one rule: choosing and reserving are one step, `_place`, in which nothing is awaited. What comes before it (parsing,
-rendering, hashing) may be awaited and holds nothing; whatever goes wrong there costs the prefix, not the request, which
-is then routed by load with the reason counted. It never chooses at random.
+rendering, hashing) is awaited where the prompt is large, and holds nothing; whatever goes wrong there costs the prefix,
+not the request, which is then routed by load with the reason counted. It never chooses at random.
 """
 
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from trimtab_core.placement import I8, Bools, Placement, PlacementRequest, Prompt, Rejection
@@ -22,7 +23,7 @@ from trimtab_extproc.formats.parse import parse_request
 from trimtab_extproc.formats.parsed_request import Kind, ParsedRequest
 from trimtab_extproc.formats.prompts import NO_CHAIN, Rendering, rendering_for
 from trimtab_extproc.model_view import ModelView, Variant
-from trimtab_extproc.offload import PROMPT_BYTES, Offload, OffloadOverflow
+from trimtab_extproc.offload import INLINE_BYTES_MAX, PROMPT_BYTES, Offload, OffloadOverflow
 from trimtab_extproc.replies import Decide
 from trimtab_extproc.reservations import Reservations
 from trimtab_extproc.response_directory import ResponseDirectory
@@ -52,8 +53,7 @@ class PickerSettings:
     """Obey the request header that names the endpoints to choose from. Never where clients are not trusted."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
+class Prepared(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """A request with its prompts hashed: all that the choice needs besides the fleet."""
 
     parsed: ParsedRequest
@@ -101,26 +101,57 @@ class Picker:
         """Whether a choice can be made at all."""
         return self._fleet.is_ready
 
+    def pick_now(self, request: Decide) -> Placed | Refused | None:
+        """The same as `pick` without waiting: None where that cannot be had. Raises NotReady."""
+        started_s = self._started_s()
+        prepared = self._prepare_now(request)
+        return None if prepared is None else self._decided(request, prepared, started_s)
+
     async def pick(self, request: Decide) -> Placed | Refused:
         """An endpoint, reserved, or the refusal to tell the client. Raises NotReady."""
+        started_s = self._started_s()
+        prepared = self._prepare_now(request) or await self._prepare(request)
+        return self._decided(request, prepared, started_s)
+
+    def _started_s(self) -> float:
         if not self._fleet.is_ready:
             raise NotReady("the pool's members are not known yet")
-        started_s = self._clock()
-        prepared = await self._prepare(request)
-        # From here to the return nothing is awaited.
-        now_s = self._clock()
-        outcome = self._place(request, prepared, now_s)
+        return self._clock()
+
+    def _decided(self, request: Decide, prepared: Prepared, started_s: float) -> Placed | Refused:
+        outcome = self._place(request, prepared, self._clock())
         self._telemetry.decided(seconds=self._clock() - started_s)
         return outcome
 
     # Before the choice.
 
-    async def _prepare(self, request: Decide) -> Prepared:
+    def _prepare_now(self, request: Decide) -> Prepared | None:
+        """Without waiting for anything: the usual small request. None: it is large, or somebody has to be asked."""
         headers, body = request.headers, request.body
         if not request.is_body_known:
             length = headers.get("content-length", "")
             size_bytes = int(length) if length.isascii() and length.isdecimal() and len(length) < 12 else 0
             return _unknown("body_not_shown", ParsedRequest(), size_bytes=size_bytes)
+        if len(body) > INLINE_BYTES_MAX:
+            return None
+        parsed = _parse(headers, body)
+        if (parsed.response_id or parsed.previous_response_id) is not None:
+            return None
+        if not parsed.sources:
+            return _without_text(parsed, len(body), holder=None)
+        view = self._fleet.view(parsed.model)
+        variants = view.variants or (CANONICAL,)
+        if _work_bytes(parsed, variants, len(body)) > INLINE_BYTES_MAX:
+            return None
+        try:
+            renderings = _render(parsed, variants, self._settings.seed, view.tokens_per_byte)
+        except Exception:
+            return _render_failed(parsed, len(body), holder=None)
+        return _rendered(parsed, variants, renderings, holder=None)
+
+    async def _prepare(self, request: Decide) -> Prepared:
+        """The same with all that may have to be waited for."""
+        headers, body = request.headers, request.body
         try:
             parsed = await self._offload.run(len(body), lambda: _parse(headers, body))
         except OffloadOverflow as overflow:
@@ -130,29 +161,19 @@ class Picker:
         if stateful_id is not None:
             holder = await self._responses.endpoint_of(stateful_id)
         if not parsed.sources:
-            # A body that is no JSON (an upload, say) tells nothing about tokens.
-            size_bytes = 0 if parsed.reason in _NO_TEXT_REASONS else len(body)
-            return _unknown(parsed.reason or "no_prompt", parsed, size_bytes=size_bytes, holder=holder)
+            return _without_text(parsed, len(body), holder=holder)
         view = self._fleet.view(parsed.model)
         variants = view.variants or (CANONICAL,)
         try:
-            work_bytes = (len(body) + PROMPT_BYTES * (len(parsed.sources) - 1)) * len(variants)
             renderings = await self._offload.run(
-                work_bytes, lambda: _render(parsed, variants, self._settings.seed, view.tokens_per_byte)
+                _work_bytes(parsed, variants, len(body)),
+                lambda: _render(parsed, variants, self._settings.seed, view.tokens_per_byte),
             )
         except OffloadOverflow as overflow:
             return _unknown(overflow.reason, parsed, size_bytes=len(body), holder=holder)
         except Exception:
-            # A bug in rendering must cost a cache hit, not the service.
-            log.exception("rendering failed")
-            return _unknown("render_failed", parsed, size_bytes=len(body), holder=holder)
-        return Prepared(
-            parsed=parsed,
-            variants=variants,
-            renderings=renderings,
-            prompts=tuple(zip(*(rendering.prompts for rendering in renderings), strict=True)),
-            holder=holder,
-        )
+            return _render_failed(parsed, len(body), holder=holder)
+        return _rendered(parsed, variants, renderings, holder=holder)
 
     # The choice.
 
@@ -299,6 +320,35 @@ def _unknown(reason: str, parsed: ParsedRequest, *, size_bytes: int, holder: str
     """A request of which no more is known than about how large it is."""
     prompts = ((Prompt(chain=NO_CHAIN, size_bytes=size_bytes),),) if size_bytes else ()
     return Prepared(parsed=parsed, prompts=prompts, reason=reason, holder=holder)
+
+
+def _without_text(parsed: ParsedRequest, body_bytes: int, *, holder: str | None) -> Prepared:
+    # A body that is no JSON (an upload, say) tells nothing about tokens.
+    size_bytes = 0 if parsed.reason in _NO_TEXT_REASONS else body_bytes
+    return _unknown(parsed.reason or "no_prompt", parsed, size_bytes=size_bytes, holder=holder)
+
+
+def _render_failed(parsed: ParsedRequest, body_bytes: int, *, holder: str | None) -> Prepared:
+    # A bug in rendering must cost a cache hit, not the service.
+    log.exception("rendering failed")
+    return _unknown("render_failed", parsed, size_bytes=body_bytes, holder=holder)
+
+
+def _rendered(
+    parsed: ParsedRequest, variants: tuple[Variant, ...], renderings: tuple[Rendering, ...], *, holder: str | None
+) -> Prepared:
+    return Prepared(
+        parsed=parsed,
+        variants=variants,
+        renderings=renderings,
+        prompts=tuple(zip(*(rendering.prompts for rendering in renderings), strict=True)),
+        holder=holder,
+    )
+
+
+def _work_bytes(parsed: ParsedRequest, variants: tuple[Variant, ...], body_bytes: int) -> int:
+    """What rendering takes, as bytes of text."""
+    return (body_bytes + PROMPT_BYTES * (len(parsed.sources) - 1)) * len(variants)
 
 
 def _render(

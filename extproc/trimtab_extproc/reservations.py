@@ -5,8 +5,9 @@ between them, and a step that the scheduler does not know (any more) is not told
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from trimtab_core.chunks import U32, U64
 from trimtab_core.placement import Placement
@@ -49,8 +50,7 @@ class Responses(Protocol):
     def remember(self, response_id: str, endpoint: str) -> None: ...
 
 
-@dataclass(slots=True, kw_only=True)
-class Open:
+class Open(msgspec.Struct, kw_only=True, eq=False):
     """One open reservation."""
 
     endpoint: Endpoint

@@ -8,7 +8,6 @@ import logging
 import time
 from collections.abc import Callable
 
-import grpc.aio
 from aiohttp import web
 
 from trimtab_core.chunks import pool_seed
@@ -16,19 +15,20 @@ from trimtab_core.scheduler import SchedulerSettings
 from trimtab_core.selection import CORE_NAME, CORE_REASON, Scheduler
 from trimtab_extproc.admin import Admin
 from trimtab_extproc.body_budget import BodyBudget
-from trimtab_extproc.certificate import server_credentials
+from trimtab_extproc.certificate import server_certificate
 from trimtab_extproc.decisions import DecisionLog
 from trimtab_extproc.endpoint_table import EndpointTable
 from trimtab_extproc.errors import ConfigError
 from trimtab_extproc.exchange import ExchangeSettings
 from trimtab_extproc.fleet_view import FleetView
+from trimtab_extproc.front import Front, FrontSettings, choose, new_front
 from trimtab_extproc.health import Health
 from trimtab_extproc.offload import Offload
 from trimtab_extproc.picker import Picker, PickerSettings
 from trimtab_extproc.pool_report import PoolReport
+from trimtab_extproc.processor import ExternalProcessor
 from trimtab_extproc.reservations import Reservations
 from trimtab_extproc.response_directory import ResponseDirectory
-from trimtab_extproc.server import ExternalProcessor, ServerSettings, new_server
 from trimtab_extproc.settings import Settings
 from trimtab_extproc.telemetry import Telemetry
 from trimtab_state import LoadPublisher, PoolFollower, PoolKeys, ResponseMap, StateUnavailable, Store, connect
@@ -53,6 +53,7 @@ class Service:
         self.ports: dict[str, int] = {}
         self._stopping = asyncio.Event()
 
+        self._front_name, self._front_reason = choose(settings.front)
         self._store: Store = connect(settings.store_url)
         keys = PoolKeys(settings.pool_namespace, settings.pool_name)
         scheduler = Scheduler(rng_seed=rng_seed, settings=SchedulerSettings())
@@ -62,6 +63,7 @@ class Service:
             pool=settings.pool_name,
             pool_namespace=settings.pool_namespace,
             implementation=CORE_NAME,
+            front=self._front_name,
         )
         self._responses = ResponseDirectory(ResponseMap(self._store, keys))
         self.reservations = Reservations(
@@ -121,10 +123,10 @@ class Service:
 
     async def run(self) -> None:
         """Serve until `stop`, then drain. Raises ConfigError, and whatever ends one of the parts: that is a bug."""
-        await self._health.start()
-        main_server, health_server = await self._listen()
+        main, health = await self._listen()
         runner = await self._serve_admin()
         log.info("core: %s (%s)", CORE_NAME, CORE_REASON)
+        log.info("front: %s (%s)", self._front_name, self._front_reason)
         log.info("listening: %s", self.ports)
         self.started.set()
         try:
@@ -135,41 +137,35 @@ class Service:
                     tasks.create_task(self._pass_time(), name="time"),
                 ]
                 await self._stopping.wait()
-                await self._drain(main_server)
+                await self._drain(main)
                 for part in parts:
                     part.cancel()
         finally:
-            await health_server.stop(0)
-            await main_server.stop(0)
+            await health.stop(0)
+            await main.stop(0)
             await runner.cleanup()
             self._offload.close()
             await self._leave()
 
-    async def _listen(self) -> tuple[grpc.aio.Server, grpc.aio.Server]:
+    async def _listen(self) -> tuple[Front, Front]:
+        """The server for gateways, and the one for kubelets, which ask in plaintext."""
         settings = self._settings
-        main_server = new_server(
-            ServerSettings(body_bytes_max=settings.body_bytes_max, exchanges_max=settings.exchanges_max)
+        bounds = FrontSettings(
+            body_bytes_max=settings.body_bytes_max,
+            gathered_bytes_max=settings.bodies_bytes_max,
+            exchanges_max=settings.exchanges_max,
         )
-        self._processor.add_to(main_server)
-        self._health.add_to(main_server)
-        health_server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-        self._health.add_to(health_server)
-        address = _host(settings.bind)
+        main = new_front(self._front_name, settings=bounds, health=self._health, processor=self._processor)
+        health = new_front(self._front_name, settings=FrontSettings(), health=self._health)
+        certificate = server_certificate(settings.cert_path) if settings.is_secure_serving else None
         try:
-            if settings.is_secure_serving:
-                port = main_server.add_secure_port(
-                    f"{address}:{settings.grpc_port}", server_credentials(settings.cert_path)
-                )
-            else:
-                port = main_server.add_insecure_port(f"{address}:{settings.grpc_port}")
-            self.ports["grpc"] = port
-            self.ports["health"] = health_server.add_insecure_port(f"{address}:{settings.grpc_health_port}")
-        except RuntimeError as error:
-            # The library's own text names the address, and with it the flag's port.
+            self.ports["grpc"] = await main.start(settings.bind, settings.grpc_port, certificate)
+            self.ports["health"] = await health.start(settings.bind, settings.grpc_health_port, None)
+        except OSError as error:
+            # Its text names the address, and with it the flag's port.
+            await main.stop(0)
             raise ConfigError(f"--grpc-port or --grpc-health-port: cannot listen: {error}; give another one") from error
-        await main_server.start()
-        await health_server.start()
-        return main_server, health_server
+        return main, health
 
     async def _serve_admin(self) -> web.AppRunner:
         runner = web.AppRunner(self._admin.application(), access_log=None)
@@ -208,16 +204,16 @@ class Service:
                 self._fleet.sweep(now_s)
                 if not self._fleet.is_ready:
                     log.warning("not ready: %s", self._fleet.unready_reason)
-            await self._health.set_ready(self._fleet.is_ready and not self._stopping.is_set())
+            self._health.set_ready(self._fleet.is_ready and not self._stopping.is_set())
             due_s = self._clock() + TICK_S
             await asyncio.sleep(TICK_S)
 
-    async def _drain(self, server: grpc.aio.Server) -> None:
+    async def _drain(self, front: Front) -> None:
         """Say NOT_SERVING, serve on while gateways notice, then let streams finish."""
-        await self._health.set_ready(False)
+        self._health.set_ready(False)
         log.info("draining: %d exchanges in flight", self._processor.in_flight_count)
         await asyncio.sleep(self._settings.drain_delay_s)
-        await server.stop(self._settings.drain_timeout_s)
+        await front.stop(self._settings.drain_timeout_s)
         log.info("drained: %d exchanges were cut", self._processor.in_flight_count)
 
     async def _leave(self) -> None:
@@ -229,7 +225,3 @@ class Service:
         except (TimeoutError, StateUnavailable):
             log.warning("the shared state could not be told: our lease will expire by itself")
         await self._store.close()
-
-
-def _host(bind: str) -> str:
-    return f"[{bind}]" if ":" in bind else bind

@@ -16,6 +16,7 @@ from trimtab_state import ConfigError as StateConfigError
 from trimtab_state.store_url import parse_store_url
 
 _ONE_DASH = re.compile(r"-[a-zA-Z][a-zA-Z-]")
+FRONTS = ("auto", "native", "grpcio")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 FOREIGN_FLAGS: Mapping[str, str] = {
@@ -96,6 +97,8 @@ class Settings:
     """After SIGTERM: how long new streams are still served while gateways notice NOT_SERVING."""
     drain_timeout_s: float = 60.0
     """After that: how long streams in flight may take to finish before they are cut."""
+    front: str = "auto"
+    """The gRPC server: auto (native where it is built) | native | grpcio."""
     log_level: str = "info"
     """debug | info | warning | error."""
 
@@ -134,6 +137,7 @@ def parse_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> 
         exchanges_max=options.exchanges_max,
         drain_delay_s=options.drain_delay,
         drain_timeout_s=options.drain_timeout,
+        front=_front(options.front or environment.get("TRIMTAB_FRONT", "") or FRONTS[0]),
         log_level=options.log_level,
     )
 
@@ -170,6 +174,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--exchanges-max", type=_positive, default=16_384, help="exchanges in flight at once (default: 16384)")
     add("--drain-delay", type=_seconds, default=1.0, metavar="S", help="seconds to serve on after SIGTERM (default: 1)")
     add("--drain-timeout", type=_seconds, default=60.0, metavar="S", help="seconds for streams to finish (default: 60)")
+    add("--front", default="", metavar="|".join(FRONTS), help="gRPC server (default: auto) [TRIMTAB_FRONT]")
     add("--log-level", type=str.lower, choices=LOG_LEVELS, default="info", help="default: info")
     return parser
 
@@ -236,6 +241,12 @@ def _refuse_foreign(arguments: Sequence[str]) -> None:
             raise ConfigError(f"--{name} is another endpoint picker's flag: {FOREIGN_FLAGS[name]}")
         if plain in RENAMED_FLAGS and argument.partition("=")[0] != f"--{RENAMED_FLAGS[plain]}":
             raise ConfigError(f"{argument.partition('=')[0]} is spelled --{RENAMED_FLAGS[plain]} here")
+
+
+def _front(name: str) -> str:
+    if name not in FRONTS:
+        raise ConfigError(f"--front (or TRIMTAB_FRONT): {name!r} is none of {', '.join(FRONTS)}")
+    return name
 
 
 def _secret(file: Path | None, environment: Mapping[str, str]) -> bytes:

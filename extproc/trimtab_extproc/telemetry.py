@@ -10,12 +10,13 @@ Bounds: `MODEL_LABELS_MAX` model names; more count as "other".
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from trimtab_core.placement import Placement
+from trimtab_extproc.tallies import TallyCollector
 
 MODEL_LABELS_MAX = 64
 
@@ -67,17 +68,14 @@ class FleetGauges:
 class Telemetry:
     """The counters of one process."""
 
-    def __init__(self, *, pool: str, pool_namespace: str, implementation: str) -> None:
+    def __init__(self, *, pool: str, pool_namespace: str, implementation: str, front: str = "") -> None:
         self.registry = CollectorRegistry()
         self._pool = (pool, pool_namespace)
         names = ("pool", "pool_namespace")
 
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(name, text, (*names, *labels), registry=self.registry)
-
-        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            family = Histogram(name, text, names, buckets=buckets, registry=self.registry)
-            return family.labels(*self._pool)
+        tallies = TallyCollector(names, self._pool)
+        self.registry.register(tallies)
+        counter, histogram = tallies.tally, tallies.spread
 
         self._decisions = counter("trimtab_decisions", "Requests placed, by what decided.", "reason")
         self._approximate = counter(
@@ -108,21 +106,23 @@ class Telemetry:
             "trimtab_decision_seconds", "From the complete request to the choice, hashing included.", _DECISION_BUCKETS
         )
         self._hop_seconds = histogram(
-            "trimtab_hop_seconds", "From the last byte of the request to the answer's being sent.", _DECISION_BUCKETS
+            "trimtab_hop_seconds",
+            "From the last byte of the request to the answer, as it is sent.",
+            _DECISION_BUCKETS,
         )
         self._p_tokens = histogram("trimtab_chosen_p_tokens", "P of the chosen endpoint.", _TOKEN_BUCKETS)
         self._batch = histogram("trimtab_chosen_batch", "B of the chosen endpoint.", _BATCH_BUCKETS)
         self._loop_lag_seconds = histogram(
             "trimtab_event_loop_lag_seconds", "How late the process's own timer was.", _DECISION_BUCKETS
         )
+        self._in_flight_count = 0
         in_flight = Gauge("trimtab_exchanges_in_flight", "HTTP exchanges in progress.", names, registry=self.registry)
-        self._in_flight = in_flight.labels(*self._pool)
+        in_flight.labels(*self._pool).set_function(lambda: self._in_flight_count)
         information = Gauge("trimtab_core", "The core in use.", (*names, "implementation"), registry=self.registry)
         information.labels(*self._pool, implementation).set(1)
-        self._by_reason: dict[tuple[int, str], Counter] = {}
+        server = Gauge("trimtab_front", "The gRPC server in use.", (*names, "implementation"), registry=self.registry)
+        server.labels(*self._pool, front).set(1)
         self._models: set[str] = set()
-        for family in (self._protocol_errors, self._failures, self._not_ready, self._moved, self._unknown_served):
-            family.labels(*self._pool)
 
     def watch(self, gauges: Callable[[], FleetGauges]) -> None:
         """Ask for these at every scrape."""
@@ -148,10 +148,10 @@ class Telemetry:
         self._loop_lag_seconds.observe(late_s)
 
     def exchange_opened(self) -> None:
-        self._in_flight.inc()
+        self._in_flight_count += 1
 
     def exchange_closed(self) -> None:
-        self._in_flight.dec()
+        self._in_flight_count -= 1
 
     def decided(self, *, seconds: float) -> None:
         self._decision_seconds.observe(seconds)
@@ -160,43 +160,36 @@ class Telemetry:
         self._hop_seconds.observe(seconds)
 
     def placed(self, placement: Placement, *, approximate_reason: str | None, model_label: str) -> None:
-        self._count(self._decisions, placement.reason)
+        self._decisions.add(placement.reason)
         if approximate_reason is not None:
-            self._count(self._approximate, approximate_reason)
+            self._approximate.add(approximate_reason)
         slot = placement.slot
         model = self._model(model_label)
-        self._count(self._prompt_tokens, model, placement.prompt_tokens)
-        self._count(self._hit_tokens, model, float(placement.hit_tokens[slot]))
+        self._prompt_tokens.add(model, placement.prompt_tokens)
+        self._hit_tokens.add(model, float(placement.hit_tokens[slot]))
         self._p_tokens.observe(float(placement.p_tokens[slot]))
         self._batch.observe(float(placement.batch[slot]))
 
     def rejected(self, *, reason: str) -> None:
-        self._count(self._rejected, reason)
+        self._rejected.add(reason)
 
     def protocol_error(self) -> None:
-        self._protocol_errors.labels(*self._pool).inc()
+        self._protocol_errors.add()
 
     def failure(self) -> None:
-        self._failures.labels(*self._pool).inc()
+        self._failures.add()
 
     def not_ready(self) -> None:
-        self._not_ready.labels(*self._pool).inc()
+        self._not_ready.add()
 
     def moved(self, *, is_known: bool) -> None:
-        (self._moved if is_known else self._unknown_served).labels(*self._pool).inc()
+        (self._moved if is_known else self._unknown_served).add()
 
     def used(self, *, model_label: str, predicted_tokens: int, prompt_tokens: int, cached_tokens: int) -> None:
         model = self._model(model_label)
-        self._count(self._measured_prompt_tokens, model, prompt_tokens)
-        self._count(self._measured_hit_tokens, model, cached_tokens)
-        self._count(self._measured_predicted_tokens, model, min(predicted_tokens, prompt_tokens))
-
-    def _count(self, family: Counter, value: str, amount: float = 1) -> None:
-        key = (id(family), value)
-        child = self._by_reason.get(key)
-        if child is None:
-            child = self._by_reason[key] = family.labels(*self._pool, value)
-        child.inc(amount)
+        self._measured_prompt_tokens.add(model, prompt_tokens)
+        self._measured_hit_tokens.add(model, cached_tokens)
+        self._measured_predicted_tokens.add(model, min(predicted_tokens, prompt_tokens))
 
     def _model(self, label: str) -> str:
         if label not in self._models:

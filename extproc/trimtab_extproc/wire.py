@@ -6,6 +6,7 @@ a message means for the exchange is not its business.
 
 import json
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
 from envoy.config.core.v3 import base_pb2
@@ -52,6 +53,9 @@ LB_NAMESPACE = "envoy.lb"
 SERVED_KEY = "x-gateway-destination-endpoint-served"
 SERVED_ATTRIBUTE = "upstream.address"
 CONFORMANCE_SERVED_HEADER = "x-conformance-test-served-endpoint"
+
+ROUTES_KEPT_MAX = 4_096
+"""Answers that are kept: a pool has few destinations, with their fallbacks."""
 
 _OVERWRITE = base_pb2.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
 _MODES = {
@@ -202,6 +206,7 @@ def _continue_request_headers(reply: ContinueRequestHeaders) -> bytes:
     return _HEADERS_GO_ON_STRIPPED if reply.is_stripped else _HEADERS_GO_ON
 
 
+@lru_cache(ROUTES_KEPT_MAX)
 def _route(reply: Route) -> bytes:
     message = ext_proc.ProcessingResponse()
     lb = message.dynamic_metadata.fields[LB_NAMESPACE].struct_value

@@ -8,6 +8,16 @@ from toy_upstream import ToyUpstream
 from valkey_server import ValkeyProcess, running
 
 
+@pytest.fixture(params=["native", "grpcio"])
+def each_front(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The test runs with each of the gRPC servers, in this process and in those that it starts."""
+    name: str = request.param
+    if name == "native":
+        pytest.importorskip("trimtab_extproc._front", reason="the native front is not built")
+    monkeypatch.setenv("TRIMTAB_FRONT", name)
+    return name
+
+
 @pytest.fixture
 def server() -> Iterator[ValkeyProcess]:
     with running() as process:

@@ -1,6 +1,7 @@
 """A whole picker in the test's own event loop, on a real store, with a pool that the test announces."""
 
 import asyncio
+import os
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
@@ -28,6 +29,7 @@ def picker_settings(store_url: str, **changes: Any) -> Settings:
         "grpc_health_port": 0,
         "metrics_port": 0,
         "is_secure_serving": False,
+        "front": os.environ.get("TRIMTAB_FRONT", "auto"),
         "drain_delay_s": 0.0,
         "drain_timeout_s": 5.0,
     }

@@ -18,7 +18,7 @@ from toy_upstream import ToyUpstream
 from valkey_server import ValkeyProcess
 from waiting import until
 
-pytestmark = pytest.mark.stack
+pytestmark = [pytest.mark.stack, pytest.mark.usefixtures("each_front")]
 
 MODES = ("BUFFERED", "FULL_DUPLEX_STREAMED")
 CHAT = "/v1/chat/completions"

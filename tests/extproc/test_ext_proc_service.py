@@ -21,7 +21,7 @@ from waiting import until
 from trimtab_extproc.health import READINESS_NAMES
 from trimtab_extproc.wire import METHOD, SERVICE
 
-pytestmark = pytest.mark.stack
+pytestmark = [pytest.mark.stack, pytest.mark.usefixtures("each_front")]
 
 A, B = "10.0.0.1:8000", "10.0.0.2:8000"
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING

@@ -82,3 +82,13 @@ def test_one_dash_is_as_good_as_two() -> None:
 def test_a_pool_name_is_needed() -> None:
     with pytest.raises(ConfigError, match="--pool-name"):
         parse_settings([], ENVIRONMENT)
+
+
+def test_the_front_is_chosen_by_flag_before_environment() -> None:
+    assert parsed().front == "auto"
+    assert parsed("--front", "grpcio").front == "grpcio"
+    required = ["--pool-name", "pool"]
+    assert parse_settings(required, ENVIRONMENT | {"TRIMTAB_FRONT": "native"}).front == "native"
+    assert parse_settings([*required, "--front=grpcio"], ENVIRONMENT | {"TRIMTAB_FRONT": "native"}).front == "grpcio"
+    with pytest.raises(ConfigError, match="--front"):
+        parsed("--front", "h3")

@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+import msgspec
 import numpy as np
 
 from trimtab_core.chunks import U64, root_hash
@@ -39,8 +40,7 @@ EFFORTS = ("low", "medium", "high", "xhigh", "max")
 NO_CHAIN: U64 = np.empty(0, dtype=np.uint64)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Rendering:
+class Rendering(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The prompts of one request as one card gives them."""
 
     prompts: tuple[Prompt, ...]

@@ -5,6 +5,7 @@ query, fragment, doubled and trailing slashes do not count. A path that nobody k
 """
 
 from enum import Enum
+from functools import lru_cache
 
 
 class Route(Enum):
@@ -44,6 +45,9 @@ BY_ENDING: dict[tuple[str, ...], Route] = {
 """The last segments of a path, the longest ending first in force."""
 ENDING_SEGMENTS_MAX = max(len(ending) for ending in BY_ENDING)
 
+ROUTES_MAX = 1_024
+"""Methods and paths whose answer is kept."""
+
 RESPONSE_ACTIONS = frozenset({"cancel", "input_items"})
 """What may follow a response's id."""
 NO_RESPONSE_IDS = frozenset({"render", "compact", "input_tokens"})
@@ -54,6 +58,11 @@ def route_of(method: str, path: str) -> tuple[Route, str | None]:
     """The format of `method path`, and the response id that the path names."""
     if len(path) > PATH_BYTES_MAX:
         return Route.OTHER, None
+    return _route(method, path)
+
+
+@lru_cache(ROUTES_MAX)
+def _route(method: str, path: str) -> tuple[Route, str | None]:
     bare = path.partition("?")[0].partition("#")[0]
     if "://" in bare:
         bare = bare.partition("://")[2].partition("/")[2]
