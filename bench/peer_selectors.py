@@ -1,5 +1,5 @@
 """Other selectors on the same prompts, for figures beside `decision.py`: Hugging Face tokenizers on the same text, and
-`ai-dynamo-runtime`'s RadixTree (match alone) and SelectionService (select from token ids).
+`ai-dynamo-runtime`'s RadixTree (match alone) and SelectionService (select from token ids, and from block hashes).
 
     BENCH_PEERS=/path/to/venv/bin/python; $BENCH_PEERS bench/peer_selectors.py [--quick] [--tokenizer tokenizer.json]
 
@@ -109,10 +109,15 @@ def radix_tree(prompt_tokens: int, decisions: int) -> Iterator[Row]:
     yield row("match only", "dynamo RadixTree.find_matches", prompt_tokens, times_us)
 
 
+def signed(number: int) -> int:
+    """A u64 as the i64 of the same bits."""
+    return number - (1 << 64) if number >> 63 else number
+
+
 async def selection(prompt_tokens: int, decisions: int) -> list[Row]:
     import msgpack  # type: ignore[import-untyped]
     import zmq
-    from dynamo._core import SelectionService
+    from dynamo._core import SelectionService, compute_block_hash_for_seq
 
     talks, context = Talks(prompt_tokens), zmq.Context()
     service = SelectionService(indexer_threads=1)
@@ -160,8 +165,20 @@ async def selection(prompt_tokens: int, decisions: int) -> list[Row]:
         times_us.append((time.perf_counter() - start) * 1e6)
         if answer["worker_id"] != talks.holders[at][0]:
             raise SystemExit(f"wrong choice of SelectionService: {answer}; no figure is given")
+    rows = [row("decision", "dynamo SelectionService.select", prompt_tokens, times_us)]
+    hashed_us = []
+    hashes = [[signed(block) for block in compute_block_hash_for_seq(tokens, BLOCK_TOKENS)] for tokens in talks.prompts]
+    for _ in range(decisions):
+        at = talks.rng.randrange(TALKS)
+        # The second list only says which blocks are the same in flight; nothing is booked here.
+        request = {"block_hashes": hashes[at], "sequence_hashes": hashes[at], "isl_tokens": prompt_tokens}
+        start = time.perf_counter()
+        answer = await service.select(request)
+        hashed_us.append((time.perf_counter() - start) * 1e6)
+        if answer["worker_id"] != talks.holders[at][0]:
+            raise SystemExit(f"wrong choice of SelectionService, pre-hashed: {answer}; no figure is given")
     service.shutdown()
-    return [row("decision", "dynamo SelectionService.select", prompt_tokens, times_us)]
+    return [*rows, row("decision pre-hashed", "dynamo SelectionService.select", prompt_tokens, hashed_us)]
 
 
 def tokenizing(path: str, prompt_tokens: int, decisions: int) -> Row:

@@ -26,7 +26,8 @@ class Bookings:
         self.learned = LearnedIndex()
         self._index = index
         self._watch = FirstTokenWatch()
-        self._is_approximate: list[bool] = []  # slots that some request found in approximate mode
+        self.is_approximate: list[bool] = []
+        """By slot: some request found it in approximate mode."""
 
     def reset_slot(self, slot: int) -> None:
         """The slot begins (again) or is gone: nothing is known of it, and its open reservations are detached."""
@@ -34,9 +35,9 @@ class Bookings:
         self.speculation.drop_slot(slot)
         self._watch.drop_slot(slot)
         self.load.reset_slot(slot)
-        if slot == len(self._is_approximate):
-            self._is_approximate.append(False)
-        self._is_approximate[slot] = False
+        if slot == len(self.is_approximate):
+            self.is_approximate.append(False)
+        self.is_approximate[slot] = False
 
     def open(
         self,
@@ -46,15 +47,17 @@ class Bookings:
         now_s: float,
         *,
         watched: Iterable[int] = (),
+        awaited: Iterable[int] = (),
     ) -> None:
-        """Book it: its load, its claim on `chunks`, and the chunks whose appearance is its first token."""
+        """Book it: its load, its claim on `chunks` (which ends once all of `awaited` have appeared), and the chunks
+        whose appearance is its first token."""
         # A replica that was dropped and came back may use an id again whose claim is still in its grace.
         self.speculation.end(reservation.key)
         if reservation.slot != NOWHERE:
-            self.speculation.claim(reservation.key, reservation.slot, chunks, tokens)
+            self.speculation.claim(reservation.key, reservation.slot, chunks, tokens, awaited)
             self._watch.watch(reservation, watched)
             if reservation.is_approximate:
-                self._is_approximate[reservation.slot] = True
+                self.is_approximate[reservation.slot] = True
         self.load.open(reservation, now_s)
 
     def appeared(self, slot: int, chunks: list[int], now_s: float) -> list[Reservation]:
@@ -62,6 +65,7 @@ class Bookings:
         prefilled = self._watch.appeared(slot, chunks)
         for reservation in prefilled:
             self.first_token(reservation, now_s, teaches=True)
+        self.speculation.confirm(slot, chunks)
         return prefilled
 
     def first_token(self, reservation: Reservation, now_s: float, *, teaches: bool) -> None:
@@ -88,11 +92,17 @@ class Bookings:
         if slot == NOWHERE:
             self.speculation.end(reservation.key)
             return
-        self.speculation.move(reservation.key, slot)
-        self._watch.watch(reservation, {chunk for chunk in watched if self._index.tokens_of(chunk, slot) is None})
+        claim = self.speculation.claim_of(reservation.key)
+        if claim is not None:
+            awaited = self._missing(claim.awaited, slot)
+            if claim.awaited and not awaited:
+                self.speculation.end(reservation.key)
+            else:
+                self.speculation.move(reservation.key, slot, awaited)
+        self._watch.watch(reservation, self._missing(watched, slot))
 
     def finish(self, reservation: Reservation, now_s: float) -> None:
-        """It ended. Its claim stays for the grace after its first token; without a first token it goes at once."""
+        """It ended. Its claim stays until the events are in; without a first token it goes at once."""
         self._watch.unwatch(reservation)
         self.load.close(reservation, now_s)
         if reservation.is_queued:
@@ -104,9 +114,15 @@ class Bookings:
         if claim is None:
             return
         slot = claim.slot
-        if reservation.is_approximate or (not reservation.is_own and self._is_approximate[slot]):
+        if reservation.is_approximate or (not reservation.is_own and self.is_approximate[slot]):
             self.learned.learn(slot, claim.chunks, claim.tokens, int(self.load.kv_capacity_tokens[slot]))
-        self.speculation.expire_at(reservation.key, now_s + self.settings.grace_s)
+        if claim.awaited:
+            self.speculation.expire_at(reservation.key, now_s + self.settings.grace_s)
+        else:  # learned by now, or less than a block: no events will tell of it
+            self.speculation.end(reservation.key)
+
+    def _missing(self, chunks: set[int], slot: int) -> set[int]:
+        return {chunk for chunk in chunks if self._index.tokens_of(chunk, slot) is None}
 
     def check_invariants(self, open_reservations: list[Reservation]) -> None:
         """Raise `InvariantError` if the state contradicts itself, or what is open."""

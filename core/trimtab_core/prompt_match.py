@@ -44,14 +44,14 @@ class PromptClaim:
     """What a slot's engine will hold of a prompt once it is prefilled, beyond what it holds now.
 
     `chunks` and `tokens` in parallel; `sample_hashes` and `sample_tokens`: those of them that peers are told of.
-    `last_chunk`: the last one that a whole block of the prompt completes; None where it is not among `chunks`.
+    `whole_count`: how many of `chunks` whole blocks of the prompt complete, and KV events can tell of.
     """
 
     chunks: list[int]
     tokens: U32
     sample_hashes: U64
     sample_tokens: U32
-    last_chunk: int | None
+    whole_count: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -68,8 +68,11 @@ class PromptMatch:
     deepest_bytes: int
     deepest_tokens: int
 
-    def claim(self, slot: int, variant: int, block_tokens: int) -> PromptClaim | None:
-        """What the prompt, sent to `slot` in this rendering, will add there; None where that is nothing."""
+    def claim(self, slot: int, variant: int, block_tokens: int, *, is_exact: bool) -> PromptClaim | None:
+        """What the prompt, sent to `slot` in this rendering, will add there; None where that is nothing.
+
+        Where KV events will tell, samples are of what they can tell of: of the others nobody would know when they go.
+        """
         if variant not in self.renderings:
             return None
         prompt, chain = self.renderings[variant]
@@ -77,14 +80,14 @@ class PromptMatch:
         if held == len(chain):
             return None
         tokens = self.tokens_at(prompt, np.arange(held, len(chain)), block_tokens)
-        sampled = sample_positions(len(chain), held)
-        last = self.last_whole_chunk(prompt, len(chain), block_tokens)
+        whole = max(self.last_whole_chunk(prompt, len(chain), block_tokens) + 1, held)
+        sampled = sample_positions(len(chain), held, whole if is_exact else len(chain))
         return PromptClaim(
             chunks=chain[held:],
             tokens=tokens,
             sample_hashes=prompt.chain[sampled],
-            sample_tokens=tokens[sampled.start - held :: sampled.step],
-            last_chunk=chain[last] if last >= held else None,
+            sample_tokens=tokens[sampled.start - held : sampled.stop - held : sampled.step],
+            whole_count=whole - held,
         )
 
     def tokens_at(self, prompt: Prompt, chunks: I64, block_tokens: int) -> U32:
@@ -156,11 +159,11 @@ def match_prompt(
     )
 
 
-def sample_positions(chunk_count: int, first_new: int) -> slice:
-    """Which chunks of a chain peers are told of, where `first_new` and those behind it were not held yet."""
+def sample_positions(chunk_count: int, first_new: int, stop: int) -> slice:
+    """Which chunks of a chain, before `stop`, peers are told of; `first_new` and those behind were not held yet."""
     new_bytes = (chunk_count - first_new) * CHUNK_BYTES
     step = SAMPLE_STEP if new_bytes >= SHORT_BYTES else SAMPLE_STEP_SHORT
-    return slice(first_new + (-(first_new + 1)) % step, chunk_count, step)
+    return slice(first_new + (-(first_new + 1)) % step, stop, step)
 
 
 def _length(prompt: Prompt, depth: int, tokens: int, tokens_per_byte: float) -> float:

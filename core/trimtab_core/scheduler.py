@@ -238,7 +238,14 @@ class Scheduler:
                 key=(incarnation, reservation_id), slot=self._known(slot), p_tokens=p_tokens, batch=batch
             )
             ledger.add(reservation)
-            self._bookings.open(reservation, sample_hashes.tolist(), sample_tokens.tolist(), now_s)
+            chunks, tokens, awaited = sample_hashes.tolist(), sample_tokens.tolist(), []
+            if reservation.slot != NOWHERE and not self._bookings.is_approximate[reservation.slot]:
+                last = self._last_missing(chunks, reservation.slot)
+                if last is None:  # events were faster than this word of what they tell of
+                    chunks, tokens = [], []
+                else:
+                    awaited = [last]
+            self._bookings.open(reservation, chunks, tokens, now_s, awaited=awaited)
         if p_tokens == 0 and reservation.is_queued:
             self._bookings.first_token(reservation, now_s, teaches=False)
 
@@ -299,7 +306,7 @@ class Scheduler:
         claims = [
             claim
             for match in decision.matches
-            if (claim := match.claim(slot, decision.variant, block_tokens)) is not None
+            if (claim := match.claim(slot, decision.variant, block_tokens, is_exact=decision.is_exact)) is not None
         ]
         reservation = Reservation(
             key=(OWN, self._next_id),
@@ -312,18 +319,22 @@ class Scheduler:
         )
         self._next_id += 1
         # What is there already, behind a hole, would announce nothing.
-        watched = [
-            claim.last_chunk
-            for claim in claims
-            if decision.is_exact
-            and claim.last_chunk is not None
-            and self._index.tokens_of(claim.last_chunk, slot) is None
-        ]
+        watched, awaited = set(), set()
+        for claim in claims if decision.is_exact else ():
+            whole = claim.chunks[: claim.whole_count]
+            last = self._last_missing(whole, slot)
+            if last is not None:
+                awaited.add(last)
+                if last == whole[-1]:
+                    watched.add(last)
         chunks = [chunk for claim in claims for chunk in claim.chunks]
         tokens = [count for claim in claims for count in claim.tokens.tolist()]
         self._own.add(reservation)
-        self._bookings.open(reservation, chunks, tokens, now_s, watched=watched)
+        self._bookings.open(reservation, chunks, tokens, now_s, watched=watched, awaited=awaited)
         return reservation
+
+    def _last_missing(self, chunks: list[int], slot: int) -> int | None:
+        return next((chunk for chunk in reversed(chunks) if self._index.tokens_of(chunk, slot) is None), None)
 
     def _appeared(self, slot: int, chunks: U64, now_s: float) -> U64:
         return _ids(self._bookings.appeared(slot, chunks.tolist(), now_s))

@@ -36,6 +36,7 @@ class ModelSlot:
 class ModelClaim:
     slot: int
     chunks: list[tuple[int, int]]
+    awaited: set[int] = field(default_factory=set)
     expires_s: float = math.inf
 
 
@@ -112,10 +113,19 @@ class ModelScheduler:
         self.claims = {key: claim for key, claim in self.claims.items() if claim.expires_s > now_s}
         self.settle()
 
-    def claim(self, key: Key, slot: int, chunks: list[tuple[int, int]]) -> None:
+    def claim(self, key: Key, slot: int, chunks: list[tuple[int, int]], awaited: set[int]) -> None:
         if chunks:
-            self.claims[key] = ModelClaim(slot=slot, chunks=chunks)
+            self.claims[key] = ModelClaim(slot=slot, chunks=chunks, awaited=awaited)
             self.settle()
+
+    def confirm(self, slot: int, chunks: list[int]) -> None:
+        """After the index has them: claims that waited for nothing else are over."""
+        for key, claim in list(self.claims.items()):
+            if claim.slot == slot and claim.awaited and claim.awaited <= set(chunks):
+                del self.claims[key]
+            elif claim.slot == slot:
+                claim.awaited -= set(chunks)
+        self.settle()
 
     def engine_hit(self, slot: int, chain: list[int]) -> tuple[int, int]:
         held = self.slots[slot].held
@@ -261,6 +271,7 @@ class ModelScheduler:
             state.turn = self.round
         variant = self.variant(request, slot)
         claimed: list[tuple[int, int]] = []
+        awaited: set[int] = set()
         for prompt, (length, (base_bytes, base_tokens)) in zip(request.prompts, measures, strict=True):
             if not 0 <= variant < len(prompt):
                 continue
@@ -277,15 +288,19 @@ class ModelScheduler:
                     tokens = base_tokens + (end - base_bytes) * rest_tokens // max(rest_bytes, 1)
                 new.append((k, chain[k], max(tokens, 0) // state.block_tokens * state.block_tokens))
             claimed += [(chunk, tokens) for _, chunk, tokens in new]
-            step = 16 if 64 * len(new) >= 4096 else 4
-            reservation.samples += [(chunk, tokens) for k, chunk, tokens in new if (k + 1) % step == 0]
-            if rest_bytes > 0 and rest_tokens > 0 and not reservation.learns:
-                last_byte = (rendering.size_bytes * rest_tokens - state.block_tokens * rest_bytes) / rest_tokens
-                last = min(math.floor(math.floor(last_byte) / 64), len(chain)) - 1
+            last = len(chain) - 1
+            if not reservation.learns:
+                last = -1
+                if rest_bytes > 0 and rest_tokens > 0:
+                    last_byte = (rendering.size_bytes * rest_tokens - state.block_tokens * rest_bytes) / rest_tokens
+                    last = min(math.floor(math.floor(last_byte) / 64), len(chain)) - 1
                 if last >= held and chain[last] not in state.held:
                     reservation.watched.add(chain[last])
+                awaited |= set([chunk for k, chunk, _ in new if k <= last and chunk not in state.held][-1:])
+            step = 16 if 64 * len(new) >= 4096 else 4
+            reservation.samples += [(chunk, tokens) for k, chunk, tokens in new if (k + 1) % step == 0 and k <= last]
         assert list(zip(given.sample_hashes.tolist(), given.sample_tokens.tolist(), strict=True)) == reservation.samples
-        self.claim(reservation.key, slot, claimed)
+        self.claim(reservation.key, slot, claimed, awaited)
         self.open[reservation.key] = reservation
         self.note()
 
@@ -302,6 +317,9 @@ class ModelScheduler:
             if reservation.learns or (key[0] != OWN and self.slots[claim.slot].is_approximate):
                 self.learn(claim.slot, claim.chunks)
             claim.expires_s = min(claim.expires_s, now_s + self.settings.grace_s)
+            if not claim.awaited:
+                del self.claims[key]
+                self.settle()
         return True
 
     def appeared(self, slot: int, chunks: list[int], now_s: float) -> set[int]:
@@ -312,6 +330,7 @@ class ModelScheduler:
                 if not reservation.watched:
                     seen.add(reservation.key[1])
                     self.prefilled(reservation.key, now_s)
+        self.confirm(slot, chunks)
         return seen
 
     def move(self, key: Key, slot: int) -> bool:
@@ -326,8 +345,12 @@ class ModelScheduler:
                 reservation.watched = set()
             else:
                 reservation.watched -= set(self.slots[target].held)
-                if key in self.claims:
-                    self.claims[key].slot = target
+                claim = self.claims.get(key)
+                if claim is not None:
+                    awaited = claim.awaited - set(self.slots[target].held)
+                    if claim.awaited and not awaited:
+                        del self.claims[key]
+                    claim.slot, claim.awaited = target, awaited
             self.resettle(key)
             self.note()
         return True
@@ -362,7 +385,11 @@ class ModelScheduler:
             self.claims.pop(key, None)
             self.settle()
             if target is not None:
-                self.claim(key, target, samples)
+                missing = [chunk for chunk, _ in samples if chunk not in self.slots[target].held]
+                if self.slots[target].is_approximate:
+                    self.claim(key, target, samples, set())
+                elif missing:
+                    self.claim(key, target, samples, {missing[-1]})
             self.note()
         if p_tokens == 0:
             self.prefilled(key, now_s)

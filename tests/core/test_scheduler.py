@@ -328,6 +328,54 @@ def test_speculation_lasts_for_the_grace_after_the_first_token_even_past_the_end
         assert seen.hit_tokens[0] == hit
 
 
+def test_what_the_index_has_shown_is_claimed_no_more_so_that_an_eviction_is_believed_at_once() -> None:
+    scheduler = pool(1)
+    asked = request(1, prompt(text(("a", 8), ("b", 1))))
+    placement = place(scheduler, request(1, prompt(text(("a", 8)))))
+    assert place(scheduler, asked, now_s=0.1).hit_tokens[0] == 128
+    hold(scheduler, 0, text(("a", 6)), 0.2)  # blocks come one after the other
+    assert place(scheduler, asked, now_s=0.3).hit_tokens[0] == 128
+    assert placement.reservation_id in hold(scheduler, 0, text(("a", 8)), 0.4)
+    scheduler.kv_apply(0, NO_CHUNKS, NO_TOKENS, hash_chunks(text(("a", 8)), 0, SEED)[5:], 0.5)
+    for reservation_id in (2, 3):
+        scheduler.finish(reservation_id, 0.5)
+    assert place(scheduler, asked, now_s=0.5).hit_tokens[0] == 80
+
+
+def test_what_a_peer_claims_ends_with_its_last_sample_in_the_index() -> None:
+    here, there = pool(1), pool(1)
+    asked = request(1, prompt(text(("a", 40), ("b", 1))))
+    sent = place(here, request(1, prompt(text(("a", 40)))))
+    there.peer_reserve(5, 1, 0, 640, 1, sent.sample_hashes, sent.sample_tokens, 0.0)
+    assert place(there, asked).hit_tokens[0] == 36 * 16
+    there.finish(1, 0.0)
+    hold(there, 0, text(("a", 40)), 0.1)
+    assert there.speculative_chunks() == 0
+    there.peer_reserve(6, 1, 0, 640, 1, sent.sample_hashes, sent.sample_tokens, 0.2)  # older than the events
+    assert there.speculative_chunks() == 0
+    there.kv_clear(0)
+    assert place(there, asked, now_s=0.3).hit_tokens[0] == 0
+
+
+def test_a_claim_that_no_event_will_confirm_ends_with_the_first_token() -> None:
+    scheduler = pool(1)
+    hold(scheduler, 0, text(("a", 8)))
+    place(scheduler, request(1, prompt(text(("a", 8), ("b", 1)))))  # its last block may be cut elsewhere
+    assert scheduler.speculative_chunks() == 1
+    scheduler.first_token(1, 1.0)
+    assert scheduler.speculative_chunks() == 0
+
+
+def test_a_claim_that_moves_to_where_all_of_it_is_cached_is_over() -> None:
+    scheduler = pool(2)
+    first = place(scheduler, request(2, prompt(text(("a", 8)))))
+    other = 1 - first.slot
+    hold(scheduler, other, text(("a", 8)))
+    scheduler.move(first.reservation_id, other, 0.1)
+    assert scheduler.speculative_chunks() == 0
+    assert scheduler.finish(first.reservation_id, 0.2)
+
+
 def test_published_samples_are_at_every_16th_chunk_or_4th_where_little_is_new() -> None:
     scheduler = pool(1)
     hold(scheduler, 0, text(("a", 10)))
@@ -360,7 +408,7 @@ def test_the_lease_tells_others_what_is_open() -> None:
     assert record.sample_hashes.tolist() == placement.sample_hashes.tolist()
     scheduler.first_token(1, 1.0)
     (record,) = scheduler.open_reservations()
-    assert (record.p_tokens, len(record.sample_hashes)) == (0, 4)
+    assert (record.p_tokens, len(record.sample_hashes)) == (0, 3)  # nobody knows yet whether the 16th is in a block
     scheduler.advance(3.0)
     (record,) = scheduler.open_reservations()
     assert (record.batch, len(record.sample_hashes)) == (2, 0)

@@ -13,8 +13,11 @@ SLOTS = st.integers(0, 3)
 
 
 class ModelClaim:
-    def __init__(self, key: tuple[int, int], slot: int, chunks: list[int], tokens: list[int]) -> None:
+    def __init__(
+        self, key: tuple[int, int], slot: int, chunks: list[int], tokens: list[int], awaited: set[int]
+    ) -> None:
         self.key, self.slot, self.chunks, self.tokens = key, slot, chunks, tokens
+        self.awaited = awaited
         self.expires_s: float | None = None
         self.floor = dict[int, int]()
 
@@ -39,12 +42,18 @@ class SpeculationMachine(RuleBasedStateMachine):
                 claimed[pair] = min(tokens, claimed.get(pair, tokens))
         self.counts = {pair: min(tokens, self.counts.get(pair, tokens)) for pair, tokens in claimed.items()}
 
-    @rule(key=KEYS, slot=SLOTS, chunks=st.lists(st.integers(1, 12), max_size=9), tokens=st.integers(0, 64))
-    def claim(self, key: tuple[int, int], slot: int, chunks: list[int], tokens: int) -> None:
+    @rule(
+        key=KEYS,
+        slot=SLOTS,
+        chunks=st.lists(st.integers(1, 12), max_size=9),
+        tokens=st.integers(0, 64),
+        awaited=st.sets(st.integers(1, 12), max_size=2),
+    )
+    def claim(self, key: tuple[int, int], slot: int, chunks: list[int], tokens: int, awaited: set[int]) -> None:
         counts = [tokens + 16 * position for position in range(len(chunks))]
-        self.real.claim(key, slot, chunks, counts)
+        self.real.claim(key, slot, chunks, counts, awaited)
         if chunks and self.of(key) is None:
-            self.claims.append(ModelClaim(key, slot, chunks, counts))
+            self.claims.append(ModelClaim(key, slot, chunks, counts, set(awaited)))
             self.settle()
             while sum(len(claim.chunks) for claim in self.claims) > CHUNKS_MAX:
                 self.claims.pop(0)
@@ -56,12 +65,22 @@ class SpeculationMachine(RuleBasedStateMachine):
         self.claims = [claim for claim in self.claims if claim.key != key]
         self.settle()
 
+    @rule(slot=SLOTS, chunks=st.lists(st.integers(1, 12), max_size=4))
+    def confirm(self, slot: int, chunks: list[int]) -> None:
+        self.real.confirm(slot, chunks)
+        for claim in [claim for claim in self.claims if claim.slot == slot and claim.awaited]:
+            claim.awaited -= set(chunks)
+            if not claim.awaited:
+                self.claims.remove(claim)
+        self.settle()
+
     @precondition(lambda self: self.claims)
-    @rule(data=st.data(), slot=SLOTS)
-    def move(self, data: st.DataObject, slot: int) -> None:
+    @rule(data=st.data(), slot=SLOTS, awaited=st.sets(st.integers(1, 12), max_size=2))
+    def move(self, data: st.DataObject, slot: int, awaited: set[int]) -> None:
         claim = data.draw(st.sampled_from(self.claims))
-        self.real.move(claim.key, slot)
+        self.real.move(claim.key, slot, set(awaited))
         if claim.slot != slot:
+            claim.awaited = set(awaited)
             self.claims.remove(claim)
             self.settle()
             claim.slot = slot
@@ -96,7 +115,10 @@ class SpeculationMachine(RuleBasedStateMachine):
             assert self.real.index.tokens_of(chunk, slot) == tokens
         assert self.real.index.pair_count == len(self.counts)
         for claim in self.claims:
-            assert self.real.claim_of(claim.key) is not None
+            of_real = self.real.claim_of(claim.key)
+            assert of_real is not None
+            assert of_real.awaited == claim.awaited
+        assert len(self.real._claims) == len(self.claims)
 
 
 SpeculationMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)

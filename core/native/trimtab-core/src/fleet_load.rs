@@ -4,6 +4,8 @@
 //! adds its batch and its P once and takes exactly that away again. Where no first token can be seen, prefill is modelled:
 //! first come, first served, at the rate that the slot's seen first tokens show.
 
+use std::sync::Arc;
+
 use crate::endpoint_sets::FoldMap;
 use crate::reservation::{Key, NOWHERE, Reservation};
 use crate::settings::Settings;
@@ -19,6 +21,9 @@ pub struct FleetLoad {
     pub external: Vec<i64>,
     pub queued_tokens: Vec<f64>,
     pub block_tokens: Vec<i64>,
+    /// What decisions compute with: `requests` and `external` together, and `block_tokens`, which seldom changes.
+    pub present: Vec<f64>,
+    pub floor: Arc<Vec<f64>>,
     pub kv_capacity_tokens: Vec<i64>,
     pub prefill_rate: Vec<f64>,
     requests_peak: Vec<i64>,
@@ -60,6 +65,8 @@ impl FleetLoad {
             }
             for column in [
                 &mut self.queued_tokens,
+                &mut self.present,
+                Arc::make_mut(&mut self.floor),
                 &mut self.prefill_rate,
                 &mut self.rate_tokens,
                 &mut self.rate_s,
@@ -81,7 +88,8 @@ impl FleetLoad {
         self.external[s] = 0;
         self.requests_peak[s] = 0;
         self.queued_tokens[s] = 0.0;
-        self.block_tokens[s] = settings.block_tokens;
+        self.set_block_tokens(s, settings.block_tokens);
+        self.count(s);
         self.kv_capacity_tokens[s] = settings.kv_capacity_tokens;
         self.prefill_rate[s] = settings.prefill_rate;
         self.rate_tokens[s] = settings.prefill_rate;
@@ -99,9 +107,22 @@ impl FleetLoad {
         let s = slot as usize;
         self.external[s] = (requests - self.requests_peak[s]).max(0);
         self.requests_peak[s] = self.requests[s];
-        self.block_tokens[s] = if block_tokens > 0 { block_tokens } else { settings.block_tokens };
+        self.count(s);
+        self.set_block_tokens(s, if block_tokens > 0 { block_tokens } else { settings.block_tokens });
         self.kv_capacity_tokens[s] =
             if kv_capacity_tokens > 0 { kv_capacity_tokens } else { settings.kv_capacity_tokens };
+    }
+
+    fn set_block_tokens(&mut self, s: usize, block_tokens: i64) {
+        self.block_tokens[s] = block_tokens;
+        if self.floor[s] != block_tokens as f64 {
+            Arc::make_mut(&mut self.floor)[s] = block_tokens as f64;
+        }
+    }
+
+    /// After a change of either count.
+    fn count(&mut self, s: usize) {
+        self.present[s] = (self.requests[s] + self.external[s]) as f64;
     }
 
     pub fn open(&mut self, reservation: &mut Reservation, now_s: f64) {
@@ -113,6 +134,7 @@ impl FleetLoad {
         reservation.served_s = None;
         self.open[s].insert(reservation.key, ());
         self.requests[s] += reservation.batch;
+        self.count(s);
         self.requests_peak[s] = self.requests_peak[s].max(self.requests[s]);
         if reservation.is_queued {
             self.queue[s].push(reservation.key);
@@ -139,6 +161,7 @@ impl FleetLoad {
         }
         self.open[s].remove(&key);
         self.requests[s] -= batch;
+        self.count(s);
         if let Some(reservation) = reservations.get_mut(&key) {
             reservation.slot = NOWHERE;
         }
@@ -252,6 +275,10 @@ impl FleetLoad {
                     queued += reservation.p_tokens as f64;
                     queue_length += 1;
                 }
+            }
+            let (present, floor) = (self.requests[slot] + self.external[slot], self.block_tokens[slot]);
+            if self.present[slot] != present as f64 || self.floor[slot] != floor as f64 {
+                return Err(format!("slot {slot}: decisions compute with something else"));
             }
             if requests != self.requests[slot] {
                 return Err(format!("slot {slot}: requests miscounted"));

@@ -59,8 +59,8 @@ impl LearnedIndex {
     }
 
     pub fn clear(&mut self, slot: u32) {
-        if let Some(memory) = self.slots.remove(&slot) {
-            memory.costs.keys().for_each(|&chunk| self.index.remove(slot, chunk));
+        if self.slots.remove(&slot).is_some() {
+            self.index.clear(slot);
         }
     }
 

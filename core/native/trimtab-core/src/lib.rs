@@ -4,15 +4,19 @@
 //! tests are run against both.
 
 pub mod block_chains;
+pub mod bucket_table;
 pub mod chunks;
 pub mod endpoint_sets;
 pub mod fleet_load;
 pub mod learned_index;
 pub mod policies;
 pub mod prefix_index;
+pub mod prompt_match;
 pub mod reservation;
 pub mod scheduler;
+pub mod segments;
 pub mod settings;
+pub mod slot_bits;
 pub mod speculation;
+pub mod terms;
 pub mod token_table;
-pub mod zeroed;

@@ -78,41 +78,58 @@ impl How {
 }
 
 /// A seeded source of draws (splitmix64).
-pub struct TieBreak(pub u64);
+pub struct TieBreak {
+    state: u64,
+    /// The least score of each block of slots.
+    minima: Vec<f64>,
+    /// Slots with the least score and the fewest requests among them, rising.
+    equals: Vec<u32>,
+}
+
+const BLOCK: usize = 32;
 
 impl TieBreak {
+    pub fn new(seed: u64) -> Self {
+        Self { state: seed, minima: Vec::new(), equals: Vec::new() }
+    }
+
     fn draw(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
+        self.state = self.state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.state;
         z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
         z ^ (z >> 31)
     }
 
-    /// The `count` best slots, best first, and how the first was found. Infinite scores are no candidates.
-    pub fn best(&mut self, score: &[f64], batch: &[i64], count: usize) -> (Vec<u32>, Option<How>) {
-        let mut left = score.to_vec();
+    /// The `count` best slots, best first, and how the first was found. Infinite scores are no candidates. `requests`
+    /// are those before this one. The scores are used up.
+    pub fn best(&mut self, score: &mut [f64], requests: &[f64], count: usize) -> (Vec<u32>, Option<How>) {
         let mut ranked: Vec<u32> = Vec::with_capacity(count);
         let mut reason = None;
+        self.minima.clear();
+        self.minima.extend(score.chunks(BLOCK).map(least));
+        self.equals.clear();
         while ranked.len() < count {
-            let least = least(&left);
-            if least == f64::INFINITY {
-                break;
+            let mut number = self.equals.len();
+            if self.equals.is_empty() {
+                let least = least(&self.minima);
+                if least == f64::INFINITY {
+                    break;
+                }
+                number = self.gather(score, requests, least);
             }
-            let equals = || left.iter().zip(batch).enumerate().filter(|(_, (of, _))| **of == least);
-            let (mut number, mut fewest, mut with_fewest) = (0, i64::MAX, 0u64);
-            for (_, (_, &requests)) in equals() {
-                number += 1;
-                match requests.cmp(&fewest) {
-                    std::cmp::Ordering::Less => (fewest, with_fewest) = (requests, 1),
-                    std::cmp::Ordering::Equal => with_fewest += 1,
-                    std::cmp::Ordering::Greater => {}
+            let with_fewest = self.equals.len() as u64;
+            let nth = if with_fewest > 1 { self.draw() % with_fewest } else { 0 };
+            let slot = self.equals.remove(nth as usize) as usize;
+            score[slot] = f64::INFINITY;
+            if self.equals.is_empty() {
+                // Only then are the minima asked for again; those that were drawn before are in blocks of their own.
+                let drawn = ranked.iter().map(|&slot| slot as usize).chain([slot]);
+                for block in drawn.map(|slot| slot / BLOCK) {
+                    let end = score.len().min((block + 1) * BLOCK);
+                    self.minima[block] = least(&score[block * BLOCK..end]);
                 }
             }
-            let nth = if with_fewest > 1 { self.draw() % with_fewest } else { 0 };
-            let chosen = equals().filter(|(_, (_, requests))| **requests == fewest).nth(nth as usize);
-            let Some((slot, _)) = chosen else { break };
-            left[slot] = f64::INFINITY;
             ranked.push(slot as u32);
             reason = reason.or(Some(match (number, with_fewest) {
                 (1, _) => How::Least,
@@ -121,6 +138,25 @@ impl TieBreak {
             }));
         }
         (ranked, reason)
+    }
+
+    /// Fills `equals`; how many slots have the least score at all.
+    fn gather(&mut self, score: &[f64], requests: &[f64], least: f64) -> usize {
+        let (mut number, mut fewest) = (0, f64::INFINITY);
+        let blocks = self.minima.iter().zip(score.chunks(BLOCK).zip(requests.chunks(BLOCK)));
+        for (block, (_, (scores, requests))) in blocks.enumerate().filter(|(_, (minimum, _))| **minimum == least) {
+            for (n, (_, &of_slot)) in scores.iter().zip(requests).enumerate().filter(|(_, (of, _))| **of == least) {
+                number += 1;
+                if of_slot < fewest {
+                    fewest = of_slot;
+                    self.equals.clear();
+                }
+                if of_slot == fewest {
+                    self.equals.push((block * BLOCK + n) as u32);
+                }
+            }
+        }
+        number
     }
 }
 

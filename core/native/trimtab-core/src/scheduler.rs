@@ -4,29 +4,29 @@
 //! `trimtab_core.scheduler`, the specification, to the last bit; the tests run both on the same histories.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 
 use crate::chunks::CHUNK_BYTES;
 use crate::endpoint_sets::FoldMap;
 use crate::fleet_load::{FleetLoad, Reservations};
 use crate::learned_index::LearnedIndex;
 use crate::policies::{How, Policy, Rounds, TieBreak};
-use crate::prefix_index::{Hit, PrefixIndex};
+use crate::prefix_index::PrefixIndex;
+pub use crate::prompt_match::Prompt;
+use crate::prompt_match::{Audience, Match, Matcher, Sources};
 use crate::reservation::{Key, NOWHERE, Origin, Reservation};
 use crate::settings::Settings;
-use crate::speculation::{Origins, Run, Speculation, TokenModel};
+use crate::slot_bits;
+use crate::speculation::{Origins, Run, Speculation};
+use crate::terms::{Scoring, Terms, p_tokens};
 
 const SAMPLE_STEP: usize = 16;
 const SAMPLE_STEP_SHORT: usize = 4;
 const SHORT_BYTES: usize = 4096;
 const ENDED_REMEMBERED: usize = 8192;
 const REPLICAS_MAX: usize = 1024;
-
-/// One rendering of one engine prompt.
-pub struct Prompt<'a> {
-    pub chain: &'a [u64],
-    pub size_bytes: i64,
-    pub tokens: Option<i64>,
-}
+/// How many slots are ranked: the best and its alternatives.
+const RANKED: usize = 3;
 
 /// One request to be placed. Arrays may be shorter than the number of slots.
 pub struct Request<'a> {
@@ -48,11 +48,7 @@ pub struct Placement {
     pub slot: u32,
     pub alternatives: Vec<u32>,
     pub prompt_tokens: i64,
-    pub hit_tokens: Vec<i64>,
-    pub queued_tokens: Vec<f64>,
-    pub p_tokens: Vec<f64>,
-    pub batch: Vec<i64>,
-    pub score: Vec<f64>,
+    pub terms: Terms,
     pub p_own_tokens: i64,
     pub policy: Policy,
     pub how: How,
@@ -112,38 +108,6 @@ impl Ledger {
     }
 }
 
-/// What is known of one prompt on all slots.
-struct Match {
-    prompt_tokens: i64,
-    hit_tokens: Vec<u32>,
-    engine_depth: Vec<u32>,
-    deepest_bytes: i64,
-    deepest_tokens: i64,
-}
-
-impl Match {
-    fn token_model(&self, size_bytes: i64, block_tokens: i64) -> TokenModel {
-        TokenModel {
-            size_bytes,
-            prompt_tokens: self.prompt_tokens,
-            deepest_bytes: self.deepest_bytes,
-            deepest_tokens: self.deepest_tokens,
-            block_tokens,
-        }
-    }
-
-    /// Position of the last chunk that a whole block of this prompt surely completes; -1 where there is none.
-    fn last_whole_chunk(&self, size_bytes: i64, chunk_count: usize, block_tokens: i64) -> i64 {
-        let rest_tokens = self.prompt_tokens - self.deepest_tokens;
-        let rest_bytes = size_bytes - self.deepest_bytes;
-        if rest_tokens <= 0 || rest_bytes <= 0 {
-            return -1;
-        }
-        let whole_bytes = (size_bytes * rest_tokens - block_tokens * rest_bytes).div_euclid(rest_tokens);
-        whole_bytes.div_euclid(CHUNK_BYTES as i64).min(chunk_count as i64) - 1
-    }
-}
-
 pub struct Scheduler {
     pub settings: Settings,
     live: Vec<bool>,
@@ -160,8 +124,10 @@ pub struct Scheduler {
     /// (slot, chunk) -> own reservations that wait for it, in order.
     watch: FoldMap<(u32, u64), Vec<Key>>,
     is_approximate: Vec<bool>,
-    hits: Vec<Hit>,
-    claimed: Vec<Hit>,
+    matcher: Matcher,
+    /// Room for the scores and hits of a decision. Between decisions no slot has a hit in it.
+    scores: Vec<f64>,
+    hit_tokens: Vec<f64>,
 }
 
 impl Scheduler {
@@ -177,12 +143,13 @@ impl Scheduler {
             own: Ledger::default(),
             peers: FoldMap::default(),
             rounds: Rounds::default(),
-            ties: TieBreak(rng_seed),
+            ties: TieBreak::new(rng_seed),
             next_id: 1,
             watch: FoldMap::default(),
             is_approximate: Vec::new(),
-            hits: Vec::new(),
-            claimed: Vec::new(),
+            matcher: Matcher::default(),
+            scores: Vec::new(),
+            hit_tokens: Vec::new(),
         }
     }
 
@@ -275,63 +242,45 @@ impl Scheduler {
             return Err(Refusal::TooManyOpen);
         }
         let slots = self.slot_count();
-        let mut candidates = vec![false; slots];
-        for (slot, candidate) in candidates.iter_mut().enumerate().take(request.candidates.len()) {
-            *candidate = self.live[slot] && request.candidates[slot];
-        }
-        if !candidates.contains(&true) {
+        let mut candidates = vec![0u64; slots.div_ceil(64)];
+        self.candidates(request, &mut candidates);
+        if slot_bits::is_empty(&candidates) {
             return Err(Refusal::NoEndpoints);
         }
-        let mut batch: Vec<i64> =
-            (0..slots).map(|s| self.load.requests[s] + self.load.external[s] + request.batch).collect();
         if let Some(most) = request.batch_max {
-            for s in 0..slots {
-                candidates[s] &= batch[s] <= most || batch[s] == request.batch;
-            }
-            if !candidates.contains(&true) {
+            let present = &self.load.present;
+            let mut fitting = candidates.clone();
+            slot_bits::each(&candidates, |slot| {
+                if present[slot] > 0.0 && present[slot] as i64 + request.batch > most {
+                    fitting[slot / 64] &= !(1 << (slot % 64));
+                }
+            });
+            candidates = fitting;
+            if slot_bits::is_empty(&candidates) {
                 return Err(Refusal::EndpointsFull);
             }
         }
         let matches = self.matches(request, &candidates);
-        let mut prompt_tokens = 0;
-        let mut hit_tokens = vec![0i64; slots];
-        for found in matches.iter().flatten() {
-            prompt_tokens += found.prompt_tokens;
-            if request.cache_reads {
-                let all_but_last = (found.prompt_tokens - 1).max(0);
-                let hits = hit_tokens.iter_mut().zip(&found.hit_tokens).zip(&self.load.block_tokens);
-                for ((of_slot, &hit), &block_tokens) in hits.filter(|((_, hit), _)| **hit > 0) {
-                    *of_slot += (hit as i64).min(all_but_last / block_tokens * block_tokens);
-                }
-            }
-        }
-        let mut p_tokens: Vec<f64> = (0..slots)
-            .map(|s| {
-                let uncached = (prompt_tokens - hit_tokens[s]) as f64;
-                (self.load.queued_tokens[s] + uncached).max(self.load.block_tokens[s] as f64)
-            })
-            .collect();
-        let score: Vec<f64> = (0..slots)
-            .map(|s| match request.policy {
-                _ if !candidates[s] => f64::INFINITY,
-                Policy::Product => p_tokens[s] * batch[s] as f64,
-                Policy::LeastRequest => batch[s] as f64,
-                Policy::RoundRobin => self.rounds.score(s),
-            })
-            .collect();
-        let (ranked, how) = self.ties.best(&score, &batch, 3);
+        let prompt_tokens = matches.iter().flatten().map(|found| found.prompt_tokens).sum();
+        let hits = if request.cache_reads { self.whole_block_hits(&matches) } else { Vec::new() };
+        let scoring = self.score(request, &candidates, prompt_tokens, &hits);
+        let (ranked, how) = self.ties.best(&mut self.scores, &self.load.present, RANKED);
         let (Some(&slot), Some(how)) = (ranked.first(), how) else { return Err(Refusal::NoEndpoints) };
         if request.policy == Policy::RoundRobin {
             self.rounds.picked(slot as usize);
         }
-        let own_tokens = prompt_tokens - hit_tokens[slot as usize];
-        let mut queued_tokens = self.load.queued_tokens.clone();
-        for s in (0..slots).filter(|&s| !candidates[s]) {
-            hit_tokens[s] = 0;
-            queued_tokens[s] = 0.0;
-            p_tokens[s] = 0.0;
-            batch[s] = 0;
-        }
+        let hit = hits.iter().find(|&&(of, _)| of == slot).map_or(0, |&(_, tokens)| tokens);
+        let own_tokens = prompt_tokens - hit;
+        let terms = Terms {
+            candidates,
+            prompt_tokens,
+            hits,
+            queued_tokens: self.load.queued_tokens.clone(),
+            present: self.load.present.clone(),
+            batch: request.batch,
+            floor: Arc::clone(&self.load.floor),
+            scoring,
+        };
         let key = (Origin::Own, self.next_id);
         self.next_id += 1;
         let mut reservation = Reservation {
@@ -356,11 +305,7 @@ impl Scheduler {
             slot,
             alternatives: ranked[1..].to_vec(),
             prompt_tokens,
-            hit_tokens,
-            queued_tokens,
-            p_tokens,
-            batch,
-            score,
+            terms,
             p_own_tokens: own_tokens,
             policy: request.policy,
             how,
@@ -412,6 +357,8 @@ impl Scheduler {
             self.settle(key, now_s);
         }
         self.speculation.expire(now_s);
+        self.index.tidy();
+        self.learned.index.tidy();
         faded.into_iter().map(|key| key.1).collect()
     }
 
@@ -455,7 +402,13 @@ impl Scheduler {
             // A replica that was dropped and came back may use an id again whose claim is still in its grace.
             self.speculation.end(key);
             if slot != NOWHERE {
-                self.speculation.claim(key, slot, hashes.to_vec(), Origins::Samples(tokens.to_vec()));
+                let is_approximate = self.is_approximate[slot as usize];
+                let last = if is_approximate { None } else { self.last_missing(slot, hashes) };
+                // Else events were faster than this word of what they tell of: there is nothing left to claim.
+                if is_approximate || last.is_some() {
+                    let samples = Origins::Samples(tokens.to_vec());
+                    self.speculation.claim(key, slot, hashes.to_vec(), samples, last.into_iter().collect());
+                }
             }
             self.load.open(&mut reservation, now_s);
             self.reservations.insert(key, reservation);
@@ -531,111 +484,115 @@ impl Scheduler {
         self.known(slot).ok_or(UnknownSlot(slot))
     }
 
-    /// One match for each prompt of which some text is known; `None` for the others, so that positions agree.
-    fn matches(&mut self, request: &Request, candidates: &[bool]) -> Vec<Option<Match>> {
-        let words = candidates.len().div_ceil(64);
-        let variants = request.prompts.iter().map(Vec::len).max().unwrap_or(0);
-        let mut exact = vec![vec![0u64; words]; variants];
-        let mut approximate = vec![vec![0u64; words]; variants];
-        for (slot, _) in candidates.iter().enumerate().filter(|&(_, &candidate)| candidate) {
-            let variant = request.variant_of_slot.get(slot).copied().unwrap_or(-1);
-            if variant >= 0 && (variant as usize) < variants {
-                let is_exact = request.exact.get(slot).copied().unwrap_or(false);
-                let of_kind = if is_exact { &mut exact } else { &mut approximate };
-                of_kind[variant as usize][slot / 64] |= 1 << (slot % 64);
-            }
+    fn candidates(&self, request: &Request, candidates: &mut [u64]) {
+        let mut flags = [false; 64];
+        let pairs = self.live.chunks(64).zip(request.candidates.chunks(64));
+        for (word, (live, wanted)) in candidates.iter_mut().zip(pairs) {
+            let both = live.iter().zip(wanted);
+            flags.iter_mut().zip(both).for_each(|(flag, (&live, &wanted))| *flag = live & wanted);
+            slot_bits::pack(&flags[..live.len().min(wanted.len())], std::slice::from_mut(word));
         }
-        let mut matches = Vec::with_capacity(request.prompts.len());
-        for renderings in &request.prompts {
-            matches.push(self.match_prompt(
-                renderings,
-                &exact,
-                &approximate,
-                request.tokens_per_byte,
-                candidates.len(),
-            ));
-        }
-        matches
     }
 
-    fn match_prompt(
-        &mut self,
-        renderings: &[Prompt],
-        exact: &[Vec<u64>],
-        approximate: &[Vec<u64>],
-        tokens_per_byte: f64,
-        slots: usize,
-    ) -> Option<Match> {
-        let first = renderings.first()?;
-        let words = slots.div_ceil(64);
-        let mut found = Match {
-            prompt_tokens: 0,
-            hit_tokens: vec![0; slots],
-            engine_depth: vec![0; slots],
-            deepest_bytes: 0,
-            deepest_tokens: 0,
-        };
-        let length = |prompt: &Prompt, depth: u32, tokens: u32| {
-            tokens as f64 + (prompt.size_bytes - depth as i64 * CHUNK_BYTES as i64).max(0) as f64 * tokens_per_byte
-        };
-        let mut deepest_depth = 0u32;
-        let mut deepest_length = f64::INFINITY;
-        let mut deepest: Option<(&Prompt, u32, u32)> = None;
-        let mut exact_tokens = None;
-        let mut is_any = false;
-        self.hits.clear();
-        self.hits.resize(words * 64, Hit::default());
-        self.claimed.resize(words * 64, Hit::default());
-        let mut lead = None;
-        for (v, prompt) in renderings.iter().enumerate() {
-            let all: Vec<u64> = (0..words).map(|w| exact[v][w] | approximate[v][w]).collect();
-            if all.iter().all(|&w| w == 0) {
-                continue;
-            }
-            is_any = true;
-            lead = lead.or(Some(prompt));
-            exact_tokens = exact_tokens.or(prompt.tokens);
-            let mut alive = exact[v].clone();
-            self.index.walk(prompt.chain, &mut alive, &mut self.hits);
-            each(&exact[v], |slot| found.engine_depth[slot] = self.hits[slot].chunks);
-            let hits = &mut self.hits;
-            let mut wanted = approximate[v].clone();
-            self.learned.index.deepest(prompt.chain, 0, &mut wanted, |slot, hit| hits[slot as usize] = hit);
-            if !self.speculation.is_empty() {
-                let mut shallowest = u32::MAX;
-                each(&all, |slot| {
-                    shallowest = shallowest.min(hits[slot].chunks);
-                    self.claimed[slot] = Hit::default();
-                });
-                self.speculation.deepest(prompt.chain, shallowest as usize, &all, &mut self.claimed);
-                each(&all, |slot| {
-                    let (known, claimed) = (&mut hits[slot], self.claimed[slot]);
-                    if claimed.chunks > known.chunks {
-                        *known = Hit { tokens: claimed.tokens.max(known.tokens), chunks: claimed.chunks };
-                    }
-                });
-            }
-            each(&all, |slot| {
-                let hit = hits[slot];
-                if hit.chunks == 0 {
-                    return;
+    /// One match for each prompt of which some text is known; `None` for the others, so that positions agree.
+    fn matches(&mut self, request: &Request, candidates: &[u64]) -> Vec<Option<Match>> {
+        let variants = request.prompts.iter().map(Vec::len).max().unwrap_or(0);
+        let mut exact = vec![0; candidates.len()];
+        slot_bits::pack(request.exact, &mut exact);
+        let audiences: Vec<Audience> = (0..variants)
+            .map(|variant| {
+                let mut of_variant = vec![0; candidates.len()];
+                let mut flags = [false; 64];
+                for (word, numbers) in of_variant.iter_mut().zip(request.variant_of_slot.chunks(64)) {
+                    flags
+                        .iter_mut()
+                        .zip(numbers)
+                        .for_each(|(flag, &number)| *flag = number as isize == variant as isize);
+                    slot_bits::pack(&flags[..numbers.len()], std::slice::from_mut(word));
                 }
-                found.hit_tokens[slot] = hit.tokens;
-                let rank = length(prompt, hit.chunks, hit.tokens);
-                if hit.chunks > deepest_depth || (hit.chunks == deepest_depth && rank < deepest_length) {
-                    (deepest_depth, deepest_length) = (hit.chunks, rank);
-                    deepest = Some((prompt, hit.chunks, hit.tokens));
+                of_variant.iter_mut().zip(candidates).for_each(|(word, candidates)| *word &= candidates);
+                Audience {
+                    approximate: of_variant.iter().zip(&exact).map(|(word, exact)| word & !exact).collect(),
+                    exact: of_variant.iter().zip(&exact).map(|(word, exact)| word & exact).collect(),
+                }
+            })
+            .collect();
+        let (slots, tokens_per_byte) = (self.slot_count(), request.tokens_per_byte);
+        let from = Sources { index: &self.index, learned: &self.learned, speculation: &self.speculation };
+        let of_prompt =
+            |renderings: &Vec<Prompt>| self.matcher.find(renderings, &audiences, slots, tokens_per_byte, &from);
+        request.prompts.iter().map(of_prompt).collect()
+    }
+
+    /// Hits of all prompts together: of each at most the whole blocks of all its tokens but the last, which an engine
+    /// always computes.
+    fn whole_block_hits(&mut self, matches: &[Option<Match>]) -> Vec<(u32, i64)> {
+        let mut hits: Vec<(u32, i64)> =
+            Vec::with_capacity(matches.iter().flatten().map(|found| found.hits.len()).sum());
+        for found in matches.iter().flatten() {
+            let all_but_last = (found.prompt_tokens - 1).max(0);
+            let (mut block_tokens, mut most) = (1, all_but_last);
+            for hit in &found.hits {
+                if self.load.block_tokens[hit.slot as usize] != block_tokens {
+                    block_tokens = self.load.block_tokens[hit.slot as usize];
+                    most = all_but_last / block_tokens * block_tokens;
+                }
+                let tokens = (hit.held.tokens as i64).min(most);
+                if tokens > 0 {
+                    hits.push((hit.slot, tokens));
+                }
+            }
+        }
+        if matches.len() > 1 {
+            hits.sort_unstable_by_key(|&(slot, _)| slot);
+            hits.dedup_by(|next, sum| {
+                next.0 == sum.0 && {
+                    sum.1 += next.1;
+                    true
                 }
             });
         }
-        if !is_any {
-            exact_tokens = first.tokens;
+        hits
+    }
+
+    /// The score of every slot, into `scores`.
+    fn score(&mut self, request: &Request, candidates: &[u64], prompt_tokens: i64, hits: &[(u32, i64)]) -> Scoring {
+        let slots = self.live.len();
+        let batch = request.batch as f64;
+        self.scores.clear();
+        self.hit_tokens.resize(slots, 0.0);
+        let scoring = match request.policy {
+            Policy::Product => {
+                hits.iter().for_each(|&(slot, tokens)| self.hit_tokens[slot as usize] = tokens as f64);
+                let prompt = prompt_tokens as f64;
+                let columns = self.load.queued_tokens.iter().zip(self.load.floor.iter());
+                let columns = columns.zip(&self.load.present).zip(&self.hit_tokens);
+                self.scores.extend(
+                    columns.map(|(((&q, &floor), &present), &hit)| p_tokens(q, prompt, hit, floor) * (present + batch)),
+                );
+                hits.iter().for_each(|&(slot, _)| self.hit_tokens[slot as usize] = 0.0);
+                Scoring::Product
+            }
+            Policy::LeastRequest => {
+                self.scores.extend(self.load.present.iter().map(|&present| present + batch));
+                Scoring::LeastRequest
+            }
+            Policy::RoundRobin => {
+                self.scores.extend((0..slots).map(|slot| self.rounds.score(slot)));
+                Scoring::Given(Vec::new())
+            }
+        };
+        for (w, &word) in candidates.iter().enumerate() {
+            let mut others = !word;
+            if slots < (w + 1) * 64 {
+                others &= (1u64 << (slots - w * 64)) - 1;
+            }
+            while others != 0 {
+                self.scores[w * 64 + others.trailing_zeros() as usize] = f64::INFINITY;
+                others &= others - 1;
+            }
         }
-        let (prompt, depth, tokens) = deepest.unwrap_or((lead.unwrap_or(first), 0, 0));
-        found.prompt_tokens = exact_tokens.unwrap_or_else(|| length(prompt, depth, tokens).ceil() as i64);
-        found.deepest_bytes = depth as i64 * CHUNK_BYTES as i64;
-        found.deepest_tokens = (tokens as i64).min(found.prompt_tokens);
-        Some(found)
+        if matches!(scoring, Scoring::Given(_)) { Scoring::Given(self.scores.clone()) } else { scoring }
     }
 
     /// Claim the chunks that the chosen slot's engine does not hold yet, and watch for the last whole one.
@@ -645,41 +602,50 @@ impl Scheduler {
         let variant = request.variant_of_slot.get(slot).copied().unwrap_or(-1);
         let is_exact = request.exact.get(slot).copied().unwrap_or(false);
         let (mut chunks, mut runs) = (Vec::new(), Vec::new());
-        let mut watched: Vec<u64> = Vec::new();
+        let (mut watched, mut awaited): (Vec<u64>, Vec<u64>) = (Vec::new(), Vec::new());
         for (renderings, found) in request.prompts.iter().zip(matches) {
             let (Some(found), Ok(variant)) = (found, usize::try_from(variant)) else { continue };
             let Some(prompt) = renderings.get(variant) else { continue };
             let chain = prompt.chain;
-            let held = found.engine_depth[slot] as usize;
+            let held = found.engine_chunks(slot as u32);
             if held == chain.len() {
                 continue;
             }
             let tokens = found.token_model(prompt.size_bytes, block_tokens);
             let new_bytes = (chain.len() - held) * CHUNK_BYTES;
             let step = if new_bytes >= SHORT_BYTES { SAMPLE_STEP } else { SAMPLE_STEP_SHORT };
+            // What whole blocks complete, and KV events can tell of.
+            let whole = found.last_whole_chunk(prompt.size_bytes, chain.len(), block_tokens) + 1;
+            let whole = usize::try_from(whole).unwrap_or(0).max(held);
             let mut k = held + (step - (held + 1) % step) % step;
-            while k < chain.len() {
+            while k < if is_exact { whole } else { chain.len() } {
                 reservation.sample_hashes.push(chain[k]);
                 reservation.sample_tokens.push(tokens.at(k));
                 k += step;
             }
             runs.push(Run { start: held, at: chunks.len(), tokens });
             chunks.extend_from_slice(&chain[held..]);
-            let last = found.last_whole_chunk(prompt.size_bytes, chain.len(), block_tokens);
-            if is_exact
-                && last >= held as i64
-                && self.index.tokens_of(slot as u32, chain[last as usize]).is_none()
-                && !watched.contains(&chain[last as usize])
-            {
-                watched.push(chain[last as usize]);
+            let whole = &chain[held..whole];
+            if is_exact && let Some(last) = self.last_missing(slot as u32, whole) {
+                if !awaited.contains(&last) {
+                    awaited.push(last);
+                }
+                if whole.last() == Some(&last) && !watched.contains(&last) {
+                    watched.push(last);
+                }
             }
         }
         reservation.is_approximate = !is_exact;
         if !is_exact {
             self.is_approximate[slot] = true;
         }
-        self.speculation.claim(reservation.key, slot as u32, chunks, Origins::Runs(runs));
+        self.speculation.claim(reservation.key, slot as u32, chunks, Origins::Runs(runs), awaited);
         Self::start_watch(&mut self.watch, reservation, watched);
+    }
+
+    /// The last of `chunks` that the slot's index does not have.
+    fn last_missing(&self, slot: u32, chunks: &[u64]) -> Option<u64> {
+        chunks.iter().rev().copied().find(|&chunk| self.index.tokens_of(slot, chunk).is_none())
     }
 
     fn start_watch(watch: &mut FoldMap<(u32, u64), Vec<Key>>, reservation: &mut Reservation, chunks: Vec<u64>) {
@@ -708,10 +674,7 @@ impl Scheduler {
 
     fn appeared(&mut self, slot: u32, chunks: &[u64], now_s: f64) -> Vec<u64> {
         let mut complete: Vec<Key> = Vec::new();
-        if self.watch.is_empty() {
-            return Vec::new();
-        }
-        for &chunk in chunks {
+        for &chunk in chunks.iter().take(if self.watch.is_empty() { 0 } else { chunks.len() }) {
             for key in self.watch.remove(&(slot, chunk)).unwrap_or_default() {
                 if let Some(reservation) = self.reservations.get_mut(&key) {
                     reservation.watched.retain(|&other| other != chunk);
@@ -724,6 +687,7 @@ impl Scheduler {
         for &key in &complete {
             self.prefilled(key, now_s, true);
         }
+        self.speculation.confirm(slot, chunks);
         complete.into_iter().map(|key| key.1).collect()
     }
 
@@ -735,7 +699,7 @@ impl Scheduler {
         }
     }
 
-    /// After a prefill, seen or modelled: what was claimed is learned where that counts, and stays for the grace.
+    /// After a prefill, seen or modelled: what was claimed is learned where that counts, and stays until the events are in.
     fn settle(&mut self, key: Key, now_s: f64) {
         self.unwatch(key);
         let (Some(reservation), Some(claim)) = (self.reservations.get(&key), self.speculation.claim_of(key)) else {
@@ -746,7 +710,11 @@ impl Scheduler {
             let capacity = self.load.kv_capacity_tokens[slot as usize];
             self.learned.learn(slot, &claim.chunks, &claim.tokens(), capacity);
         }
-        self.speculation.expire_at(key, now_s + self.settings.grace_s);
+        if claim.awaited.is_empty() {
+            self.speculation.end(key);
+        } else {
+            self.speculation.expire_at(key, now_s + self.settings.grace_s);
+        }
     }
 
     fn relocate(&mut self, key: Key, slot: i64, now_s: f64) {
@@ -763,7 +731,15 @@ impl Scheduler {
             self.speculation.end(key);
             return;
         }
-        self.speculation.move_to(key, slot);
+        if let Some(claim) = self.speculation.claim_of(key) {
+            let mut awaited = claim.awaited.clone();
+            awaited.retain(|&chunk| self.index.tokens_of(slot, chunk).is_none());
+            if awaited.is_empty() && !claim.awaited.is_empty() {
+                self.speculation.end(key);
+            } else {
+                self.speculation.move_to(key, slot, awaited);
+            }
+        }
         watched.retain(|&chunk| self.index.tokens_of(slot, chunk).is_none());
         Self::start_watch(&mut self.watch, reservation, watched);
     }
@@ -808,16 +784,5 @@ impl Scheduler {
             }
         }
         Ok(())
-    }
-}
-
-/// Calls `visit` for every slot of a bitmap, rising.
-fn each(words: &[u64], mut visit: impl FnMut(usize)) {
-    for (w, &word) in words.iter().enumerate() {
-        let mut left = word;
-        while left != 0 {
-            visit(w * 64 + left.trailing_zeros() as usize);
-            left &= left - 1;
-        }
     }
 }

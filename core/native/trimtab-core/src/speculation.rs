@@ -1,6 +1,7 @@
 //! Speculation: the chunks of requests that were just routed, before the engine's events tell of them.
 //!
-//! A claim belongs to one reservation and goes with it. Claims on the same chunk of the same slot are counted; the
+//! A claim belongs to one reservation and stands for what the index will show; once the index has, the claim is gone, so
+//! that an eviction is believed at once. Claims on the same chunk of the same slot are counted; the
 //! smallest token count claimed stands until the last one goes.
 //!
 //! Writing every chunk of a long prompt into a table would cost more than all the rest of a decision. So a claim stays
@@ -61,6 +62,8 @@ pub enum Origins {
 pub struct Claim {
     pub slot: u32,
     pub chunks: Vec<u64>,
+    /// Chunks after whose appearance in the slot's index there is nothing left to claim; none: nothing will.
+    pub awaited: Vec<u64>,
     origins: Origins,
     order: u64,
     expires_s: Option<f64>,
@@ -127,6 +130,8 @@ pub struct Speculation {
     by_age: BTreeMap<u64, Key>,
     next_order: u64,
     expiries: VecDeque<(f64, Key)>,
+    /// (slot, chunk) -> claims that wait for it.
+    awaiting: FoldMap<(u32, u64), Vec<Key>>,
 }
 
 impl Speculation {
@@ -142,17 +147,19 @@ impl Speculation {
             by_age: BTreeMap::new(),
             next_order: 0,
             expiries: VecDeque::new(),
+            awaiting: FoldMap::default(),
         }
     }
 
-    pub fn claim(&mut self, key: Key, slot: u32, chunks: Vec<u64>, origins: Origins) {
+    /// The slot's index has none of `awaited` yet.
+    pub fn claim(&mut self, key: Key, slot: u32, chunks: Vec<u64>, origins: Origins, awaited: Vec<u64>) {
         if chunks.is_empty() || self.claims.contains_key(&key) {
             return;
         }
         let order = self.next_order;
         self.next_order += 1;
         self.by_age.insert(order, key);
-        self.acquire(key, Claim { slot, chunks, origins, order, expires_s: None, loose_at: None });
+        self.acquire(key, Claim { slot, chunks, awaited, origins, order, expires_s: None, loose_at: None });
         while self.chunk_count > self.chunks_max {
             let Some((_, &oldest)) = self.by_age.first_key_value() else { break };
             self.end(oldest);
@@ -163,12 +170,41 @@ impl Speculation {
         self.claims.get(&key)
     }
 
-    pub fn move_to(&mut self, key: Key, slot: u32) {
+    /// The slot's index has these chunks now. Claims that waited for nothing else are over.
+    pub fn confirm(&mut self, slot: u32, chunks: &[u64]) {
+        if !self.of_slot.contains_key(&slot) || self.awaiting.is_empty() {
+            return;
+        }
+        for &chunk in chunks {
+            for key in self.awaiting.get(&(slot, chunk)).cloned().unwrap_or_default() {
+                match self.claims.get_mut(&key) {
+                    Some(claim) if claim.awaited.len() > 1 => {
+                        claim.awaited.retain(|&other| other != chunk);
+                        self.await_no_more(slot, chunk, key);
+                    }
+                    _ => self.end(key),
+                }
+            }
+        }
+    }
+
+    fn await_no_more(&mut self, slot: u32, chunk: u64, key: Key) {
+        if let Some(waiting) = self.awaiting.get_mut(&(slot, chunk)) {
+            waiting.retain(|&other| other != key);
+            if waiting.is_empty() {
+                self.awaiting.remove(&(slot, chunk));
+            }
+        }
+    }
+
+    /// The request went to another slot after all, whose index has none of `awaited` yet.
+    pub fn move_to(&mut self, key: Key, slot: u32, awaited: Vec<u64>) {
         if self.claims.get(&key).is_none_or(|claim| claim.slot == slot) {
             return;
         }
         if let Some(mut claim) = self.release(key) {
             claim.slot = slot;
+            claim.awaited = awaited;
             self.acquire(key, claim);
         }
     }
@@ -211,15 +247,9 @@ impl Speculation {
         self.claims.is_empty()
     }
 
-    /// For each slot of `wanted` the deepest claimed chunk of `chain` beyond `shallowest`, where deeper than its hit in
-    /// `hits`, into there. A chunk implies all before it.
-    pub fn deepest(&self, chain: &[u64], shallowest: usize, wanted: &[u64], hits: &mut [Hit]) {
-        let mut left = wanted.to_vec();
-        self.shared.deepest(chain, shallowest, &mut left, |slot, hit| {
-            if hit.chunks > hits[slot as usize].chunks {
-                hits[slot as usize] = hit;
-            }
-        });
+    /// For each slot of `wanted` (used up) what is claimed of `chain` beyond `shallowest`: the deepest chunk by the table,
+    /// and by each loose claim. A chunk implies all before it; of what is found for one slot the deepest counts.
+    pub fn deepest(&self, chain: &[u64], shallowest: usize, wanted: &mut [u64], mut found: impl FnMut(u32, Hit)) {
         for loose in &self.loose {
             let start = loose.start as usize;
             if chain.get(start) != Some(&loose.head)
@@ -229,17 +259,21 @@ impl Speculation {
             }
             let Some(claim) = self.claims.get(&loose.key) else { continue };
             let run = common_run(&claim.chunks, &chain[start..]);
-            let chunks = (start + run) as u32;
-            if chunks > hits[loose.slot as usize].chunks
-                && let Origins::Runs(runs) = &claim.origins
+            if let Origins::Runs(runs) = &claim.origins
+                && start + run > shallowest
             {
-                hits[loose.slot as usize] = Hit { tokens: runs[0].tokens.at(start + run - 1), chunks };
+                let tokens = runs[0].tokens.at(start + run - 1);
+                found(loose.slot, Hit { tokens, chunks: (start + run) as u32 });
             }
         }
+        self.shared.deepest(chain, shallowest, wanted, found);
     }
 
     fn acquire(&mut self, key: Key, mut claim: Claim) {
         self.chunk_count += claim.chunks.len();
+        for &chunk in &claim.awaited {
+            self.awaiting.entry((claim.slot, chunk)).or_default().push(key);
+        }
         let meeting = self.meeting(&claim);
         let stays_loose = match &claim.origins {
             Origins::Runs(runs) if runs.len() == 1 && meeting.is_empty() && self.loose.len() < LOOSE_MAX => {
@@ -263,6 +297,9 @@ impl Speculation {
     fn release(&mut self, key: Key) -> Option<Claim> {
         let mut claim = self.claims.remove(&key)?;
         self.chunk_count -= claim.chunks.len();
+        for &chunk in &claim.awaited {
+            self.await_no_more(claim.slot, chunk, key);
+        }
         if let Some(keys) = self.of_slot.get_mut(&claim.slot) {
             keys.retain(|&other| other != key);
             if keys.is_empty() {
@@ -378,6 +415,15 @@ impl Speculation {
             if self.of_slot.get(&claim.slot).is_none_or(|keys| !keys.contains(key)) {
                 return Err("a claim is not among those of its slot".into());
             }
+        }
+        let awaited = self.claims.values().map(|claim| claim.awaited.len()).sum::<usize>();
+        if awaited != self.awaiting.values().map(Vec::len).sum::<usize>()
+            || self.awaiting.iter().any(|(&(slot, chunk), keys)| {
+                let waits = |claim: &Claim| claim.slot == slot && claim.awaited.contains(&chunk);
+                keys.is_empty() || keys.iter().any(|key| !self.claims.get(key).is_some_and(waits))
+            })
+        {
+            return Err("other chunks are awaited than claims wait for".into());
         }
         let number = |of: &BTreeMap<(u64, u32), u32>| of.values().map(|&n| n as usize).sum::<usize>();
         if number(&counts) + number(&loose) != self.chunk_count {

@@ -74,6 +74,7 @@ enum Event {
     Peer { id: u64, slot: u32, talk: u8, length: usize, step: usize, tokens: u32 },
     Move { own: bool, id: u64, slot: u32 },
     End { own: bool, id: u64 },
+    Confirm { slot: u32, talk: u8, length: usize },
 }
 
 fn event() -> impl Strategy<Value = Event> {
@@ -84,6 +85,7 @@ fn event() -> impl Strategy<Value = Event> {
         3 => (id.clone(), slot.clone(), talk, 1..24usize, 1..5usize, 1..30u32)
             .prop_map(|(id, slot, talk, length, step, tokens)| Event::Peer { id, slot, talk, length, step, tokens }),
         1 => (any::<bool>(), id.clone(), slot).prop_map(|(own, id, slot)| Event::Move { own, id, slot }),
+        1 => (0..SLOTS, 0..8u8, 0..24usize).prop_map(|(slot, talk, length)| Event::Confirm { slot, talk, length }),
         4 => (any::<bool>(), id).prop_map(|(own, id)| Event::End { own, id }),
     ]
 }
@@ -108,14 +110,16 @@ proptest! {
                         block_tokens: 1,
                     };
                     let counts = (start..start + length).map(|k| model.at(k));
+                    let awaited: Vec<u64> = chunks.last().copied().into_iter().collect();
                     literal.claim(key(true, id), slot, chunks.iter().copied().zip(counts).collect());
-                    real.claim(key(true, id), slot, chunks, Origins::Runs(vec![Run { start, at: 0, tokens: model }]));
+                    real.claim(key(true, id), slot, chunks, Origins::Runs(vec![Run { start, at: 0, tokens: model }]), awaited);
                 }
                 Event::Peer { id, slot, talk, length, step, tokens } => {
                     let chunks: Vec<u64> = chain(talk, length).into_iter().skip(step - 1).step_by(step).collect();
                     let counts: Vec<u32> = (1..=chunks.len() as u32).map(|k| k * tokens).collect();
                     literal.claim(key(false, id), slot, chunks.iter().copied().zip(counts.iter().copied()).collect());
-                    real.claim(key(false, id), slot, chunks, Origins::Samples(counts));
+                    let awaited = chunks.last().copied().into_iter().collect();
+                    real.claim(key(false, id), slot, chunks, Origins::Samples(counts), awaited);
                 }
                 Event::Move { own, id, slot } => {
                     if literal.claims.get(&key(own, id)).is_some_and(|&(other, _)| other != slot)
@@ -123,18 +127,36 @@ proptest! {
                     {
                         literal.claim(key(own, id), slot, chunks);
                     }
-                    real.move_to(key(own, id), slot);
+                    let awaited = real.claim_of(key(own, id)).map(|claim| claim.awaited.clone()).unwrap_or_default();
+                    real.move_to(key(own, id), slot, awaited);
                 }
                 Event::End { own, id } => {
                     literal.end(key(own, id));
                     real.end(key(own, id));
+                }
+                Event::Confirm { slot, talk, length } => {
+                    let chunks = chain(talk, length);
+                    let mut over: Vec<Key> = Vec::new();
+                    for (&key, (of, claimed)) in &literal.claims {
+                        if *of == slot && claimed.last().is_some_and(|(chunk, _)| chunks.contains(chunk)) {
+                            over.push(key);
+                        }
+                    }
+                    over.into_iter().for_each(|key| {
+                        literal.end(key);
+                    });
+                    real.confirm(slot, &chunks);
                 }
             }
             prop_assert_eq!(real.check(), Ok(()));
             for talk in 0..8 {
                 let chain = chain(talk, 30);
                 let mut hits = vec![Hit::default(); 64];
-                real.deepest(&chain, 0, &[(1 << SLOTS) - 1], &mut hits);
+                real.deepest(&chain, 0, &mut [(1 << SLOTS) - 1], |slot, hit| {
+                    if hit.chunks > hits[slot as usize].chunks {
+                        hits[slot as usize] = hit;
+                    }
+                });
                 for slot in 0..SLOTS {
                     prop_assert_eq!(hits[slot as usize], literal.deepest(&chain, slot));
                 }

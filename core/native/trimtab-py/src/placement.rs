@@ -1,67 +1,101 @@
-//! A placement as Python sees it; its arrays are made when they are asked for.
+//! A placement as Python sees it; its arrays are made when they are first asked for.
 
 use numpy::PyArray1;
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use trimtab_core::scheduler as core;
+use trimtab_core::terms::Terms;
 
 /// A choice, and the reservation that was made with it; see `trimtab_core.placement.Placement`.
 #[pyclass(frozen, module = "trimtab_core._native")]
-pub struct Placement(pub trimtab_core::scheduler::Placement);
+pub struct Placement {
+    core: core::Placement,
+    hit_tokens: Array<i64>,
+    queued_tokens: Array<f64>,
+    p_tokens: Array<f64>,
+    batch: Array<i64>,
+    score: Array<f64>,
+}
+
+type Array<T> = PyOnceLock<Py<PyArray1<T>>>;
+
+impl Placement {
+    pub fn new(core: core::Placement) -> Self {
+        Self {
+            core,
+            hit_tokens: PyOnceLock::new(),
+            queued_tokens: PyOnceLock::new(),
+            p_tokens: PyOnceLock::new(),
+            batch: PyOnceLock::new(),
+            score: PyOnceLock::new(),
+        }
+    }
+
+    fn array<'py, T: numpy::Element>(
+        &self,
+        py: Python<'py>,
+        array: &Array<T>,
+        of: impl FnOnce(&Terms) -> Vec<T>,
+    ) -> Bound<'py, PyArray1<T>> {
+        array.get_or_init(py, || PyArray1::from_vec(py, of(&self.core.terms)).unbind()).bind(py).clone()
+    }
+}
 
 #[pymethods]
 impl Placement {
     #[getter]
     fn reservation_id(&self) -> u64 {
-        self.0.reservation_id
+        self.core.reservation_id
     }
     #[getter]
     fn slot(&self) -> u32 {
-        self.0.slot
+        self.core.slot
     }
     #[getter]
     fn alternatives<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, pyo3::types::PyTuple>> {
-        pyo3::types::PyTuple::new(py, &self.0.alternatives)
+        pyo3::types::PyTuple::new(py, &self.core.alternatives)
     }
     #[getter]
     fn prompt_tokens(&self) -> i64 {
-        self.0.prompt_tokens
+        self.core.prompt_tokens
     }
     #[getter]
     fn hit_tokens<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<i64>> {
-        PyArray1::from_slice(py, &self.0.hit_tokens)
+        self.array(py, &self.hit_tokens, Terms::hit_tokens)
     }
     #[getter]
     fn queued_tokens<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<f64>> {
-        PyArray1::from_slice(py, &self.0.queued_tokens)
+        self.array(py, &self.queued_tokens, Terms::queued_tokens)
     }
     #[getter]
     fn p_tokens<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<f64>> {
-        PyArray1::from_slice(py, &self.0.p_tokens)
+        self.array(py, &self.p_tokens, Terms::p_tokens)
     }
     #[getter]
     fn batch<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<i64>> {
-        PyArray1::from_slice(py, &self.0.batch)
+        self.array(py, &self.batch, Terms::batch)
     }
     #[getter]
     fn score<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<f64>> {
-        PyArray1::from_slice(py, &self.0.score)
+        self.array(py, &self.score, Terms::score)
     }
     #[getter]
     fn p_own_tokens(&self) -> i64 {
-        self.0.p_own_tokens
+        self.core.p_own_tokens
     }
     #[getter]
     fn reason(&self) -> String {
-        format!("{}: {}", self.0.policy.name(), self.0.how.words())
+        format!("{}: {}", self.core.policy.name(), self.core.how.words())
     }
     #[getter]
     fn sample_hashes<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<u64>> {
-        PyArray1::from_slice(py, &self.0.sample_hashes)
+        PyArray1::from_slice(py, &self.core.sample_hashes)
     }
     #[getter]
     fn sample_tokens<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<u32>> {
-        PyArray1::from_slice(py, &self.0.sample_tokens)
+        PyArray1::from_slice(py, &self.core.sample_tokens)
     }
     fn __repr__(&self) -> String {
-        format!("Placement(reservation_id={}, slot={}, {})", self.0.reservation_id, self.0.slot, self.reason())
+        format!("Placement(reservation_id={}, slot={}, {})", self.core.reservation_id, self.core.slot, self.reason())
     }
 }

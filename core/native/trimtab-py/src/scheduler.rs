@@ -1,6 +1,6 @@
 //! The scheduler as Python sees it: the surface of `trimtab_core.scheduler.Scheduler`.
 
-use numpy::{PyArray1, PyReadonlyArray1};
+use numpy::PyArray1;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -10,7 +10,7 @@ use trimtab_core::scheduler::{self as core, Refusal, UnknownSlot};
 use trimtab_core::settings::Settings;
 
 use crate::placement::Placement;
-use crate::{elements, elements_of, ids, invariant_error, python_class};
+use crate::{elements_of, ids, invariant_error, python_class};
 
 static UNKNOWN_SLOT: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 static REJECTION: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
@@ -27,10 +27,14 @@ fn unknown_slot(py: Python<'_>, error: &UnknownSlot) -> PyErr {
     }
 }
 
+fn array<T: numpy::Element>(value: Bound<'_, PyAny>) -> PyResult<Bound<'_, PyArray1<T>>> {
+    Ok(value.cast_into::<PyArray1<T>>()?)
+}
+
 /// One rendering of a prompt; its chain is copied only where it is not contiguous.
 struct Rendering<'py> {
-    chain: PyReadonlyArray1<'py, u64>,
-    copy: Option<Vec<u64>>,
+    chain: Bound<'py, PyArray1<u64>>,
+    copy: Vec<u64>,
     size_bytes: i64,
     tokens: Option<i64>,
 }
@@ -38,20 +42,16 @@ struct Rendering<'py> {
 impl<'py> Rendering<'py> {
     fn of(prompt: &Bound<'py, PyAny>) -> PyResult<Self> {
         let py = prompt.py();
-        let chain: PyReadonlyArray1<'py, u64> = prompt.getattr(pyo3::intern!(py, "chain"))?.extract()?;
         Ok(Self {
-            copy: chain.as_slice().is_err().then(|| chain.as_array().to_vec()),
-            chain,
+            chain: array(prompt.getattr(pyo3::intern!(py, "chain"))?)?,
+            copy: Vec::new(),
             size_bytes: prompt.getattr(pyo3::intern!(py, "size_bytes"))?.extract()?,
             tokens: prompt.getattr(pyo3::intern!(py, "tokens"))?.extract()?,
         })
     }
 
-    fn prompt(&self) -> core::Prompt<'_> {
-        let chain = match &self.copy {
-            Some(copy) => copy,
-            None => self.chain.as_slice().unwrap_or_default(),
-        };
+    fn prompt(&mut self) -> core::Prompt<'_> {
+        let chain = elements_of(&self.chain, &mut self.copy);
         core::Prompt { chain, size_bytes: self.size_bytes, tokens: self.tokens }
     }
 }
@@ -164,9 +164,9 @@ impl Scheduler {
         let of = |name| request.getattr(name);
         let name: String = of(pyo3::intern!(py, "policy"))?.extract()?;
         let policy = Policy::named(&name).ok_or_else(|| pyo3::exceptions::PyKeyError::new_err(name))?;
-        let variant_of_slot: PyReadonlyArray1<i8> = of(pyo3::intern!(py, "variant_of_slot"))?.extract()?;
-        let exact: PyReadonlyArray1<bool> = of(pyo3::intern!(py, "exact"))?.extract()?;
-        let candidates: PyReadonlyArray1<bool> = of(pyo3::intern!(py, "candidates"))?.extract()?;
+        let variant_of_slot = array::<i8>(of(pyo3::intern!(py, "variant_of_slot"))?)?;
+        let exact = array::<bool>(of(pyo3::intern!(py, "exact"))?)?;
+        let candidates = array::<bool>(of(pyo3::intern!(py, "candidates"))?)?;
         let prompts = of(pyo3::intern!(py, "prompts"))?;
         let prompts = prompts.cast::<PyTuple>()?;
         let mut arrays: Vec<Vec<Rendering<'_>>> = Vec::with_capacity(prompts.len());
@@ -174,20 +174,25 @@ impl Scheduler {
             let renderings = renderings.cast_into::<PyTuple>()?;
             arrays.push(renderings.iter().map(|prompt| Rendering::of(&prompt)).collect::<PyResult<_>>()?);
         }
+        let tokens_per_byte: f64 = of(pyo3::intern!(py, "tokens_per_byte"))?.extract()?;
+        let batch: i64 = of(pyo3::intern!(py, "batch"))?.extract()?;
+        let cache_reads: bool = of(pyo3::intern!(py, "cache_reads"))?.extract()?;
+        let batch_max: Option<i64> = of(pyo3::intern!(py, "batch_max"))?.extract()?;
+        // From here on no Python code runs, so the arrays may be looked into.
         let (mut v, mut e, mut c) = (Vec::new(), Vec::new(), Vec::new());
         let parsed = core::Request {
-            prompts: arrays.iter().map(|variants| variants.iter().map(Rendering::prompt).collect()).collect(),
-            variant_of_slot: elements(&variant_of_slot, &mut v),
-            exact: elements(&exact, &mut e),
-            candidates: elements(&candidates, &mut c),
-            tokens_per_byte: of(pyo3::intern!(py, "tokens_per_byte"))?.extract()?,
-            batch: of(pyo3::intern!(py, "batch"))?.extract()?,
-            cache_reads: of(pyo3::intern!(py, "cache_reads"))?.extract()?,
+            prompts: arrays.iter_mut().map(|variants| variants.iter_mut().map(Rendering::prompt).collect()).collect(),
+            variant_of_slot: elements_of(&variant_of_slot, &mut v),
+            exact: elements_of(&exact, &mut e),
+            candidates: elements_of(&candidates, &mut c),
+            tokens_per_byte,
+            batch,
+            cache_reads,
             policy,
-            batch_max: of(pyo3::intern!(py, "batch_max"))?.extract()?,
+            batch_max,
         };
         match self.core.place(&parsed, now_s) {
-            Ok(placement) => Ok(Placement(placement).into_pyobject(py)?.into_any().unbind()),
+            Ok(placement) => Ok(Placement::new(placement).into_pyobject(py)?.into_any().unbind()),
             Err(refusal) => {
                 let reason = match refusal {
                     Refusal::NoEndpoints => "no_endpoints",
