@@ -52,6 +52,18 @@ def free_ports(count: int) -> list[int]:
     return found
 
 
+def write_key(path: Path) -> None:
+    """An RSA key, for service account tokens."""
+    try:
+        from cryptography.hazmat.primitives.asymmetric import rsa
+        from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+    except ImportError:
+        subprocess.run(["openssl", "genrsa", "-out", path, "2048"], check=True, capture_output=True)
+        return
+    key = rsa.generate_private_key(65537, 2048)
+    path.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.TraditionalOpenSSL, NoEncryption()))
+
+
 def die_with_parent() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -64,7 +76,7 @@ def control_plane() -> Iterator[Path]:
     etcd_port, peer_port, api_port = free_ports(3)
     token = secrets.token_hex(16)
     (state / "tokens.csv").write_text(f'{token},admin,admin,"system:masters"\n')
-    subprocess.run(["openssl", "genrsa", "-out", state / "sa.key", "2048"], check=True, capture_output=True)
+    write_key(state / "sa.key")
     commands = {
         "etcd": [
             folder / "etcd", "--data-dir", state / "etcd", "--unsafe-no-fsync", "--log-level", "warn",

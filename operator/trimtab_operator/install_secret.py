@@ -9,6 +9,7 @@ import secrets
 from http import HTTPStatus
 from typing import Final
 
+from trimtab_operator.ending import EndingError
 from trimtab_operator.install import MANAGER
 from trimtab_operator.kube import SECRETS, Kube, KubeError, Object
 
@@ -17,7 +18,7 @@ BYTES: Final = 32
 BYTES_MIN: Final = 16
 
 
-class InstallSecretError(Exception):
+class InstallSecretError(EndingError):
     """The Secret is there and holds nothing that can be used. The text names the remedy."""
 
 

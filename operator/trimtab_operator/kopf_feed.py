@@ -22,6 +22,7 @@ import aiohttp
 import kopf
 from kubernetes.aio.client import Configuration
 
+from trimtab_operator.ending import EndingError
 from trimtab_operator.kube import PAGE_OBJECTS, Object, Resource, cluster_configuration
 
 log = logging.getLogger(__name__)
@@ -41,7 +42,7 @@ STOP_S: Final = 3.0
 READ_BYTES: Final = 1 << 21
 
 
-class FeedEndedError(Exception):
+class FeedEndedError(EndingError):
     """kopf has ended by itself: the process ends too, since a new one knows how to begin."""
 
 

@@ -21,7 +21,8 @@ from trimtab_operator.install import MANAGER
 Object = dict[str, Any]
 """A Kubernetes object as JSON."""
 
-PAGE_OBJECTS: Final = 500
+PAGE_OBJECTS: Final = 100
+"""A page of engines' pods is ten times as large in memory as on the wire, and many pools may list at once."""
 REQUEST_TIMEOUT_S: Final = 30.0
 WATCH_SERVER_S: Final = 300
 """The server ends a watch after this long, so that none lives on half dead."""

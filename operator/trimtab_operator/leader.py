@@ -15,6 +15,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Final
 
+from trimtab_operator.ending import EndingError
 from trimtab_operator.kube import LEASES, Kube, KubeError, Object
 
 logger = logging.getLogger(__name__)
@@ -28,7 +29,7 @@ REFUSED: Final = (409, 404)
 """Somebody else was faster."""
 
 
-class LeadershipLostError(Exception):
+class LeadershipLostError(EndingError):
     """The Lease could not be renewed in time: end the process."""
 
 

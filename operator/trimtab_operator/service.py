@@ -20,7 +20,7 @@ from trimtab_operator.install_secret import install_secret
 from trimtab_operator.kube import CRDS, Kube, KubeError
 from trimtab_operator.leader import Leadership
 from trimtab_operator.reconcile import PoolReconciler
-from trimtab_operator.settings import Settings
+from trimtab_operator.settings import Settings, install_of
 from trimtab_operator.steady_clock import SteadyClock
 from trimtab_operator.telemetry import Telemetry
 from trimtab_operator.watches import Watches
@@ -185,19 +185,3 @@ class Service:
             except KubeError as error:
                 log.debug("the CRD's revision could not be read: %s", error)
             await asyncio.sleep(CRD_CHECK_S)
-
-
-def install_of(settings: Settings, secret: bytes) -> Install:
-    """What the parts need to know of the installation."""
-    return Install(
-        namespace=settings.namespace,
-        store_url=settings.store_url,
-        secret=secret,
-        picker_image=settings.picker_image,
-        sidecar_image=settings.sidecar_image,
-        envoy_image=settings.envoy_image,
-        image_pull_policy=settings.image_pull_policy,
-        image_pull_secrets=settings.image_pull_secrets,
-        standalone_by_default=settings.standalone,
-        cluster_domain=settings.cluster_domain,
-    )

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Final, Literal, NoReturn
 
 from trimtab_operator.injection.certificates import SECRET_NAME, CertificateMode
-from trimtab_state import ConfigError
+from trimtab_operator.install import Install
+from trimtab_state.errors import ConfigError
 from trimtab_state.store_url import parse_store_url
 
 Command = Literal["run", "webhook"]
@@ -106,6 +107,22 @@ def parse_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> 
     )
 
 
+def install_of(settings: Settings, secret: bytes) -> Install:
+    """What the parts need to know of the installation."""
+    return Install(
+        namespace=settings.namespace,
+        store_url=settings.store_url,
+        secret=secret,
+        picker_image=settings.picker_image,
+        sidecar_image=settings.sidecar_image,
+        envoy_image=settings.envoy_image,
+        image_pull_policy=settings.image_pull_policy,
+        image_pull_secrets=settings.image_pull_secrets,
+        standalone_by_default=settings.standalone,
+        cluster_domain=settings.cluster_domain,
+    )
+
+
 class _Parser(argparse.ArgumentParser):
     """Errors are SettingsErrors, which the caller reports."""
 
@@ -123,7 +140,7 @@ def _parser() -> argparse.ArgumentParser:
     add("command", nargs="?", choices=("run", "webhook"), default="run", help="run: the operator (default); webhook: "
         "the process that puts sidecars into pods")  # fmt: skip
     add("--store", default="", metavar="URL", help="the shared state's URL [TRIMTAB_STORE]")
-    add("--operator-namespace", default="", metavar="NAME", type=_name, help="where the operator runs [POD_NAMESPACE]")
+    add("--operator-namespace", metavar="NAME", type=_name, help="where the operator runs [POD_NAMESPACE]")
     add("--namespace", action="append", metavar="NAME", type=_name, help="look for pools here only; may be repeated")
     add("--secret-name", default="trimtab-install", metavar="NAME", help="Secret with the install's secret; made where "
         "it is not there (default: trimtab-install)")  # fmt: skip

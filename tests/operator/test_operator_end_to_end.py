@@ -1,15 +1,17 @@
 """One pool from `kubectl apply` to an answered request and back: real API server, store, operator, pickers, Envoy."""
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
 import pytest_asyncio
 from operator_rig import ENGINE_PORT, POOL, OperatorRig, eventually, operator_rig
 
-from trimtab_operator.kube import DEPLOYMENTS, PODS, POOLS, SERVICES, Kube
+from trimtab_operator.kube import DEPLOYMENTS, EVENTS, PODS, POOLS, SERVICES, Kube
+from trimtab_state import Alarm, AlarmWriter, connect
 
 pytestmark = [
     pytest.mark.stack,
@@ -97,6 +99,95 @@ async def test_a_pool_is_applied_serves_and_goes(rig: OperatorRig) -> None:
         return not left and not await rig.store_keys()
 
     await eventually(is_swept, within_s=60)
+
+
+async def test_an_operator_that_was_away_and_a_pool_that_is_made_again(rig: OperatorRig) -> None:
+    await rig.start_operator()
+    await rig.apply_policy(picker={"tls": False}, standalone={"enabled": True, "replicas": 1})
+    await rig.apply_pool()
+    await rig.start_engine("engine-a")
+    await settled(rig, 1)
+    url = rig.front()
+    async with aiohttp.ClientSession() as session:
+        # Killed: requests go on. A pod that came meanwhile is a member once an operator is back.
+        rig.supervisor.kill("operator")
+        async with await ask(session, url, "Is anybody there?", max_tokens=2) as response:
+            assert response.status == 200
+        await rig.start_engine("engine-b")
+        children = {child["metadata"]["uid"] for child in (await rig.kube.list_all(DEPLOYMENTS, rig.namespace))[0]}
+        await rig.start_operator(name="operator-2")
+        await settled(rig, 2)
+        assert children == {
+            child["metadata"]["uid"] for child in (await rig.kube.list_all(DEPLOYMENTS, rig.namespace))[0]
+        }
+
+        # Deleted and made again under its running sidecars: they are logged in again, and known as before.
+        await rig.kube.delete(POOLS, rig.namespace, POOL)
+
+        async def is_gone() -> bool:
+            return not (await rig.kube.list_all(DEPLOYMENTS, rig.namespace))[0] and await rig.control() is None
+
+        await eventually(is_gone, within_s=60)
+        await rig.apply_pool()
+        await settled(rig, 2)
+        await eventually(lambda: is_chosen_by_a_picker(session, rig), within_s=60)
+
+
+async def test_alarms_that_keep_firing_switch_the_pool_and_quiet_brings_it_back(rig: OperatorRig) -> None:
+    await rig.start_operator()
+    fallback = {"alarms": 2, "windowSeconds": 60, "quietSeconds": 5, "minimumStaySeconds": 0}
+    await rig.apply_policy(standalone={"enabled": False}, fallback=fallback)
+    await rig.apply_pool()
+
+    async def policy_is(name: str) -> bool:
+        document = await rig.control()
+        return document is not None and document.policy.policy == name
+
+    await eventually(lambda: policy_is("product"))
+    store = connect(rig.store.url)
+    try:
+        for prefix_class in ("00000000000000aa", "00000000000000bb"):
+            await AlarmWriter(store, rig.keys).write(Alarm(prefix_class=prefix_class, acted=True))
+    finally:
+        await store.close()
+    await eventually(lambda: policy_is("round_robin"))
+    condition = await eventually(lambda: fallback_condition(rig, "True"))
+    assert "2 hotspot alarms of 2 prefix classes" in condition["message"]
+    await eventually(lambda: policy_is("product"))
+    await eventually(lambda: fallback_condition(rig, "False"))
+    events, _ = await rig.kube.list_all(EVENTS, rig.namespace)
+    reasons = {event["reason"] for event in events if event["regarding"]["kind"] == "SchedulingPolicy"}
+    assert {"FallbackStarted", "FallbackEnded"} <= reasons
+
+
+async def test_a_service_of_somebody_elses_is_never_adopted(rig: OperatorRig) -> None:
+    theirs = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": f"trimtab-{POOL}", "namespace": rig.namespace},
+        "spec": {"selector": {"app": "theirs"}, "ports": [{"port": 9002}]},
+    }
+    before = await rig.kube.create(SERVICES, theirs)
+    await rig.start_operator()
+    await rig.apply_policy(standalone={"enabled": False})
+    await rig.apply_pool()
+
+    async def is_said() -> bool:
+        return (await rig.condition("ResolvedRefs")).get("reason") == "ServiceNotOurs"
+
+    await eventually(is_said)
+    assert await rig.kube.get(SERVICES, rig.namespace, f"trimtab-{POOL}") == before
+    await rig.kube.delete(SERVICES, rig.namespace, f"trimtab-{POOL}")
+
+    async def is_ours() -> bool:
+        return (await rig.condition("ResolvedRefs")).get("status") == "True"
+
+    await eventually(is_ours)
+
+
+async def fallback_condition(rig: OperatorRig, status: str) -> Mapping[str, Any]:
+    condition = await rig.condition("Fallback")
+    return condition if condition.get("status") == status else {}
 
 
 async def is_chosen_by_a_picker(session: aiohttp.ClientSession, rig: OperatorRig) -> bool:

@@ -44,7 +44,7 @@ def test_a_webhook_needs_no_store() -> None:
         (["--namespace", "No_Name"], GIVEN, "No_Name"),
         (["--image-pull-policy", "Sometimes"], GIVEN, "Sometimes"),
         (["walk"], GIVEN, "walk"),
-        (["--names", "a"], GIVEN, "--names"),
+        (["--names=a"], GIVEN, "--names"),
     ],
 )
 def test_what_makes_no_sense_is_refused_by_name(words: list[str], environment: dict[str, str], text: str) -> None:
