@@ -20,13 +20,13 @@ from trimtab_operator.injection.admission import Admission, NotAReviewError
 from trimtab_operator.injection.authority import life_of
 from trimtab_operator.injection.certificate_secret import pair_in
 from trimtab_operator.injection.certificates import SECRET_NAME
-from trimtab_operator.injection.object_watch import ObjectWatch, Sink
 from trimtab_operator.injection.pool_book import PoolBook
 from trimtab_operator.injection.served_certificate import CertificateUnusableError, ServedCertificate
 from trimtab_operator.injection.webhook_configuration import PATH
 from trimtab_operator.injection.webhook_metrics import WebhookMetrics
 from trimtab_operator.install import Install
 from trimtab_operator.kube import POLICIES, POOLS, SECRETS, Kube, Object
+from trimtab_operator.object_watch import ObjectWatch, Sink
 
 logger = logging.getLogger(__name__)
 

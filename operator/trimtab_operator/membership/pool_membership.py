@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from trimtab_operator.api.pool import PoolKey
-from trimtab_operator.injection.object_watch import ObjectWatch, Sink
 from trimtab_operator.kube import PODS, Kube, Object
 from trimtab_operator.membership.endpoints import Members, members_of
 from trimtab_operator.membership.pod_view import PodView
 from trimtab_operator.membership.zones import Zones
+from trimtab_operator.object_watch import ObjectWatch, Sink
 
 logger = logging.getLogger(__name__)
 

@@ -51,23 +51,32 @@ class ObjectWatch:
         self._rng = rng
         self._selectors = {"field_selector": field_selector, "label_selector": label_selector}
         self._told: set[tuple[str, str]] = set()
+        self._version = ""
+        """What was told last; empty: nothing yet, or no more to be gone on from."""
 
     async def run(self) -> None:
         """Until cancelled."""
         pause_s = RETRY_MIN_S
+        clock = asyncio.get_running_loop().time
         while True:
+            began_s, asked_s = clock(), 0.0
             try:
-                version = await self._list()
-                pause_s = RETRY_MIN_S
-                await self._follow(version)
+                if not self._version:
+                    self._version = await self._list()
+                await self._follow()
             except KubeError as error:
-                if error.status == GONE:
-                    continue
-                level = logging.INFO if self.synced.is_set() else logging.WARNING
-                about = {"kind": self._resource.kind, "namespace": self._namespace, "error": str(error)}
-                logger.log(level, "not watched for a moment", extra=about)
-                await asyncio.sleep(pause_s * self._rng.uniform(0.5, 1.0))
-                pause_s = min(pause_s * 2, RETRY_MAX_S)
+                asked_s = error.retry_after_s
+                if error.status:
+                    # Refused (410: too old), so it has to be listed anew. A broken watch goes on where it was.
+                    self._version = ""
+                if error.status != GONE:
+                    level = logging.INFO if self.synced.is_set() else logging.WARNING
+                    about = {"kind": self._resource.kind, "namespace": self._namespace, "error": str(error)}
+                    logger.log(level, "not watched for a moment", extra=about)
+            if clock() - began_s > RETRY_MAX_S:
+                pause_s = RETRY_MIN_S
+            await asyncio.sleep(max(asked_s, pause_s * self._rng.uniform(0.5, 1.0)))
+            pause_s = min(pause_s * 2, RETRY_MAX_S)
 
     async def _list(self) -> str:
         version = ""
@@ -83,15 +92,14 @@ class ObjectWatch:
         self.synced.set()
         return version
 
-    async def _follow(self, version: str) -> None:
-        """Watches one after the other, until one raises."""
-        while True:
-            async for event in self._kube.watch(self._resource, self._namespace, version, **self._selectors):
-                version = event.object["metadata"]["resourceVersion"]
-                if event.type == "DELETED":
-                    self._drop(_key(event.object))
-                elif event.type in ("ADDED", "MODIFIED"):
-                    self._put(event.object)
+    async def _follow(self) -> None:
+        """One watch, from where the last has ended, until the server ends it."""
+        async for event in self._kube.watch(self._resource, self._namespace, self._version, **self._selectors):
+            self._version = event.object["metadata"]["resourceVersion"]
+            if event.type == "DELETED":
+                self._drop(_key(event.object))
+            elif event.type in ("ADDED", "MODIFIED"):
+                self._put(event.object)
 
     def _put(self, body: Object) -> None:
         key = _key(body)
