@@ -157,11 +157,14 @@ def _prefix_aware(facts: PoolFacts) -> Finding:
     if members == 0:
         return "Unknown", "NoEndpoints", "There are no endpoints: see EndpointsFound."
     if fleet.beating == 0:
+        remedy = "Set spec.sidecar.inject, or add the sidecar to the pods yourself."
+        if facts.spec.sidecar.inject:
+            remedy = "See SidecarsInjected; where that is well, see the sidecars' logs."
         return (
             "False",
             "NoSidecars",
             f"No sidecar is heard from any of {_plural(members, 'endpoint')}: routed by load, and by a guess of what is"
-            " cached. Set spec.sidecar.inject, or add the sidecar to the pods yourself.",
+            f" cached. {remedy}",
         )
     guessed = fleet.guessed + len(fleet.silent)
     away = _away(facts)
@@ -201,7 +204,8 @@ def _sidecars_injected(facts: PoolFacts) -> Finding:
             "False",
             "PodsNotInjected",
             f"{members.pods_not_injected} of {_plural(pods, 'pod')} started without the"
-            " sidecar. Recreate them (kubectl rollout restart); running pods are never touched.",
+            " sidecar. Recreate them (kubectl rollout restart); running pods are never touched. Where new pods stay"
+            " without it, the webhook is not reached: see the Deployment trimtab-webhook.",
         )
     return "True", "SidecarsInjected", f"{_plural(members.pods_injected, 'pod')} with the sidecar."
 
@@ -224,7 +228,7 @@ def _store_reachable(facts: PoolFacts) -> Finding:
             "SharedLogin",
             "The store lets us make no users: the pool's Secret holds a copy of the operator's own login.",
         )
-    return "True", "StoreReachable", f"{_of(facts.fleet.pickers, 'picker')} connected."
+    return "True", "StoreReachable", f"The store answers; {_of(facts.fleet.pickers, 'picker')} connected."
 
 
 def _fallback(facts: PoolFacts) -> Finding:
@@ -241,7 +245,7 @@ def _fallback(facts: PoolFacts) -> Finding:
         )
     if decision.stage == "off":
         reason = "Overridden" if facts.spec.mode != "Auto" else "Disabled"
-        return "False", reason, f"{decision.reason[:1].upper()}{decision.reason[1:]}, whatever the detectors say."
+        return "False", reason, f"{decision.reason}, whatever the detectors say."
     return "False", "Watching", "Placed by the product; the detectors' alarms are watched."
 
 

@@ -19,7 +19,7 @@ from trimtab_operator.apply import ApplyReport, ChildApplier
 from trimtab_operator.children.desired import desired, is_standalone
 from trimtab_operator.children.labels import is_ours
 from trimtab_operator.children.names import envoy_name, picker_name, store_secret_name
-from trimtab_operator.children.store_secret import StoreAccess
+from trimtab_operator.children.store_secret import StoreAccess, access_in
 from trimtab_operator.conditions import rfc3339
 from trimtab_operator.events import EventPoster
 from trimtab_operator.fleet_report import read_fleet
@@ -108,7 +108,7 @@ class PoolReconciler:
         run = await self._running(key, spec)
         run.configure(pool, spec)
         access, access_problem = await self._store_access(key)
-        report = ApplyReport()
+        report = ApplyReport(errors=["nothing was made yet: it waits for the store"])
         if access is not None:
             report = await self._bring_about(pool, spec, access)
         await self._report(body, pool, spec, policies, error, run, report, access, access_problem)
@@ -181,7 +181,10 @@ class PoolReconciler:
             access = await self._access.ensure(key)
             await self._register.add(key)
         except StateUnavailable as error:
-            return None, f"the store is away: {error}"
+            problem = f"the store is away: {error}"
+            # What was made by it before is kept up without it.
+            secret = await self._kube.get(SECRETS, key.namespace, store_secret_name(key.name))
+            return (None if secret is None else access_in(secret, reason=problem)), problem
         return access, access.reason
 
     async def _bring_about(self, pool: Pool, spec: PolicySpec, access: StoreAccess) -> ApplyReport:

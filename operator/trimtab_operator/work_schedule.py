@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
 BACKOFF_MIN_S: Final = 0.5
-BACKOFF_MAX_S: Final = 60.0
+BACKOFF_MAX_S: Final = 15.0
 RESYNC_S: Final = 600.0
 """How long a pool that nothing happened to is left alone; jittered by `JITTER` either way."""
 JITTER: Final = 0.2

@@ -185,6 +185,20 @@ async def test_a_service_of_somebody_elses_is_never_adopted(rig: OperatorRig) ->
     await eventually(is_ours)
 
 
+async def test_a_child_that_is_deleted_while_the_store_is_away_is_made_again(rig: OperatorRig) -> None:
+    await rig.start_operator()
+    await rig.apply_policy(standalone={"enabled": False})
+    await rig.apply_pool()
+
+    async def is_there() -> bool:
+        return await rig.kube.get(SERVICES, rig.namespace, f"trimtab-{POOL}") is not None
+
+    await eventually(is_there)
+    rig.store.kill()
+    await rig.kube.delete(SERVICES, rig.namespace, f"trimtab-{POOL}")
+    await eventually(is_there)
+
+
 async def fallback_condition(rig: OperatorRig, status: str) -> Mapping[str, Any]:
     condition = await rig.condition("Fallback")
     return condition if condition.get("status") == status else {}

@@ -168,7 +168,7 @@ CASES: dict[str, tuple[PoolFacts, str, tuple[str, str], str]] = {
         replace(WELL, fleet=FleetReport(silent=("a", "b"))),
         "PrefixAware",
         ("False", "NoSidecars"),
-        "Set spec.sidecar.inject",
+        "See SidecarsInjected",
     ),
     "asleep": (
         replace(WELL, fleet=FleetReport(asleep=8)),
