@@ -19,6 +19,7 @@ sys.path.insert(0, str(ROOT / "e2e" / "cluster"))
 from control_plane import control_plane  # noqa: E402
 
 SERVED_S = 30.0
+TLS_GOODBYE_S = 0.3
 
 
 @pytest.fixture(scope="session")
@@ -44,6 +45,8 @@ async def kube(kube_config: Path) -> AsyncIterator[Kube]:
     client = await Kube.connect(str(kube_config))
     yield client
     await client.close()
+    # TLS connections that were closed, here or by the test, need a moment to say goodbye; else they are left open.
+    await asyncio.sleep(TLS_GOODBYE_S)
 
 
 @pytest.fixture

@@ -3,12 +3,12 @@
 import asyncio
 import contextlib
 import json
-import os
 import sys
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from control_plane import free_ports
 from loopback_node import LoopbackNode, eventually
 from valkey_server import ValkeyProcess, free_port
 
@@ -39,7 +39,6 @@ class OperatorRig:
         self.metrics_port = free_port()
         self._kube_config = kube_config
         self._folder = folder
-        self._kv_port = 23_000 + os.getpid() % 20_000
 
     @property
     def supervisor(self) -> Supervisor:
@@ -85,9 +84,9 @@ class OperatorRig:
 
     async def start_engine(self, name: str, *flags: str) -> None:
         """A pod with an emulated engine, and beside it the sidecar, as the docs' snippet has it."""
-        self._kv_port += 2
+        kv_port, replay_port = free_ports(2)
         args = ["-m", "trimtab_lab.emulator", "--host", "$(POD_IP)", "--port", str(ENGINE_PORT)]
-        args += ["--kv-events-port", str(self._kv_port), "--kv-replay-port", str(self._kv_port + 1)]
+        args += ["--kv-events-port", str(kv_port), "--kv-replay-port", str(replay_port)]
         args += ["--model-name", "tiny", "--model-dir", str(TINY_MODEL), *flags]
         ip = {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
         engine = {
