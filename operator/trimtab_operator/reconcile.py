@@ -158,7 +158,12 @@ class PoolReconciler:
     async def _running(self, key: PoolKey, spec: PolicySpec) -> PoolRun:
         run = self._runs.get(key)
         if run is not None:
-            run.check()
+            try:
+                run.check()
+            except Exception:
+                # A fault of ours: told by the queue, and begun anew with the next look.
+                del self._runs[key]
+                raise
             return run
         run = self._pool_run(key)
         await run.start(spec)
