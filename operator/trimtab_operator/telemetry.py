@@ -77,10 +77,6 @@ class Telemetry:
         if error is not None:
             self._errors.labels(key.namespace, key.name).inc()
 
-    def forgotten(self, key: PoolKey) -> None:
-        """Nothing is left of the pool."""
-        self.forget(key)
-
     def saw(self, facts: PoolFacts, *, switches: int) -> None:
         """One pool as it was found."""
         pool = (facts.pool.key.namespace, facts.pool.key.name)
@@ -104,8 +100,8 @@ class Telemetry:
             self._heard.labels(*pool, "silent").set(len(facts.fleet.silent))
         self._problems.labels(*pool).set(len(facts.foreign) + len(facts.apply_errors))
 
-    def forget(self, key: PoolKey) -> None:
-        """The pool is gone."""
+    def forgotten(self, key: PoolKey) -> None:
+        """Nothing is left of the pool."""
         pool = {"pool_namespace": key.namespace, "pool": key.name}
         for metric in (
             self._errors, self._switches, self._mode, self._fallback, self._endpoints, self._pickers, self._sidecars,

@@ -2,10 +2,10 @@
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import json
 import os
-import socket
 import ssl
 import subprocess
 import tempfile
@@ -13,10 +13,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import waiting_on
 import yaml
 from aiohttp import web
 from control_plane import binaries
 from injection_pods import INSTALL, LABELS
+from valkey_server import free_port
 
 from trimtab_operator.injection.authority import ServingPair, make_pair
 from trimtab_operator.injection.certificates import CertificateKeeper
@@ -28,22 +30,8 @@ from trimtab_operator.install import Install
 from trimtab_operator.kube import NAMESPACES, PODS, POLICIES, POOLS, WEBHOOKS, Kube, Object
 
 WITHIN_S = 20.0
+eventually = functools.partial(waiting_on.eventually, within_s=WITHIN_S)
 _numbers = itertools.count(1)
-
-
-async def eventually(what: Callable[[], Awaitable[Any]], within_s: float = WITHIN_S) -> Any:
-    """The first result of `what` that counts as true."""
-    async with asyncio.timeout(within_s):
-        while True:
-            if result := await what():
-                return result
-            await asyncio.sleep(0.05)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 async def kubectl(kube_config: Path, *words: str, text: str | None = None) -> subprocess.CompletedProcess[str]:

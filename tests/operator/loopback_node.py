@@ -17,7 +17,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -412,17 +412,3 @@ async def _answers(probe: Object, container: Object, ip: str) -> bool:
         writer.close()
         return True
     raise NotImplementedError(f"probe {probe}")
-
-
-async def eventually(what: Callable[[], Awaitable[object]], *, within_s: float = 30.0) -> Any:
-    """The first true answer. Fails with the last one."""
-    last: object = None
-    try:
-        async with asyncio.timeout(within_s):
-            while True:
-                last = await what()
-                if last:
-                    return last
-                await asyncio.sleep(0.1)
-    except TimeoutError:
-        raise AssertionError(f"not within {within_s:g} s; the last answer was {last!r}") from None

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from control_plane import free_ports
-from loopback_node import LoopbackNode, eventually
+from loopback_node import LoopbackNode
 from valkey_server import ValkeyProcess, free_port
 
 from trimtab.processes import Supervisor
@@ -175,6 +175,3 @@ async def operator_rig(kube: Kube, kube_config: Path, namespace: str, folder: Pa
             )
     finally:
         store.kill()
-
-
-__all__ = ["OperatorRig", "eventually", "operator_rig"]

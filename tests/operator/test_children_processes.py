@@ -19,6 +19,7 @@ from child_objects import container, install, named, on_this_machine, policy
 from child_objects import pool as pool_of
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from valkey_server import ValkeyProcess, running
+from waiting_on import eventually
 
 import trimtab_lab
 from trimtab.commands import LOOPBACK, POOL_NAME, POOL_NAMESPACE, EnginePorts, emulator_argv, sidecar_argv
@@ -34,16 +35,6 @@ from trimtab_state.documents import Alarm
 MODEL_DIR = Path(trimtab_lab.__file__).parent / "data" / "tiny_model"
 KEYS = PoolKeys(POOL_NAMESPACE, POOL_NAME)
 PICKER, ENVOY = f"trimtab-{POOL_NAME}", f"trimtab-{POOL_NAME}-envoy"
-
-
-async def eventually(what: str, ask: Callable[[], Awaitable[Any]]) -> Any:
-    """The first true answer."""
-    answer: Any = None
-    for _ in range(600):
-        if answer := await ask():
-            return answer
-        await asyncio.sleep(0.1)
-    raise AssertionError(f"not within a minute: {what}")
 
 
 def environment(of: Object, bodies: list[Object]) -> dict[str, str]:
@@ -133,7 +124,7 @@ async def _serves(server: ValkeyProcess, supervisor: Supervisor, tmp_path: Path,
     bodies = desired(pool, spec, settings, access)
     pod = Pod(bodies)
     await supervisor.start("picker", pod.argv, env=pod.env)
-    await eventually("the picker is alive", pod.is_alive)
+    await eventually(pod.is_alive, within_s=60)
     assert not await pod.is_ready()
     assert not await health(pod.ports[picker_port], "readiness")
 
@@ -152,8 +143,8 @@ async def _serves(server: ValkeyProcess, supervisor: Supervisor, tmp_path: Path,
         rows = (await pod.page("/state"))["endpoints"]
         return any(row["candidate"] and not row["approximate"] and not row["unsynced"] for row in rows)
 
-    await eventually("the picker is ready", pod.is_ready)
-    await supervisor.guard(eventually("the picker knows the engine exactly", is_exact))
+    await eventually(pod.is_ready, within_s=60)
+    await supervisor.guard(eventually(is_exact, within_s=60))
 
     ports = dict(zip((8080, 9901, 9902), fronts, strict=True))
     config = tmp_path / "envoy.json"
@@ -173,10 +164,10 @@ async def _serves(server: ValkeyProcess, supervisor: Supervisor, tmp_path: Path,
                 assert response.status == 200, await response.text()
             return (await pod.page("/decisions"))["decisions"]
 
-        (decision, *_) = await eventually("the picker chooses", is_chosen)
+        (decision, *_) = await eventually(is_chosen, within_s=60)
         assert decision["endpoint"] == engine.address
         # The second time the sidecar has told what the engine holds.
-        await eventually("a prefix hit", lambda: _has_hit(is_chosen))
+        await eventually(lambda: _has_hit(is_chosen), within_s=60)
 
     # What a pool's parts send seldom.
     store = connect(access.url)
@@ -193,7 +184,7 @@ async def _serves(server: ValkeyProcess, supervisor: Supervisor, tmp_path: Path,
     async def is_draining() -> bool:
         return not any(row["candidate"] for row in (await pod.page("/state"))["endpoints"])
 
-    await eventually("the endpoint is out of the choice", is_draining)
+    await eventually(is_draining, within_s=60)
     assert await refusals(server) == b"*0\r\n", "the store has refused something"
 
     # The pool's user is gone: as far as the picker can tell the store is away, and that is no reason to end it.
@@ -203,11 +194,11 @@ async def _serves(server: ValkeyProcess, supervisor: Supervisor, tmp_path: Path,
     async def is_cut_off() -> bool:
         return not (await pod.page("/state"))["connected"]
 
-    await eventually("the picker is logged out", is_cut_off)
+    await eventually(is_cut_off, within_s=60)
     assert await pod.is_alive()
     assert await pod.is_ready()
     await manager.ensure(pool.key)
-    await eventually("the picker is back", lambda: _negated(is_cut_off))
+    await eventually(lambda: _negated(is_cut_off), within_s=60)
 
     await supervisor.stop("picker")
     await operator.close()

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from injection_kubelet import POD_IP, Kubelet, process
 from injection_pods import engine, pod, sidecar_of
-from injection_webhook import Cluster, cluster, eventually, free_port
+from injection_webhook import Cluster, cluster, eventually
 from pool_mirror import PoolMirror
-from valkey_server import ValkeyProcess, running
+from valkey_server import ValkeyProcess, free_port, running
 
 from trimtab_core.model_card import ModelCard
 from trimtab_operator.api.pool import PoolKey
@@ -142,7 +142,7 @@ async def test_the_injected_container_tells_the_pickers_of_its_engine_and_that_i
             return found is not None and found.state == "draining"
 
         async with process(words, env, tmp_path / "sidecar.log") as sidecar:
-            found = await eventually(serves, START_S)
+            found = await eventually(serves, within_s=START_S)
             digest = found.models["tiny"].card
             card = ModelCard.decode(mirror.cards[digest])
             assert card.exact, card.reason
@@ -180,7 +180,7 @@ async def test_the_hook_tells_the_store_itself_where_the_sidecar_is_gone(
             return found is not None and found.state == state
 
         async with process(words, env, tmp_path / "sidecar.log") as sidecar:
-            await eventually(lambda: state_is("serving"), START_S)
+            await eventually(lambda: state_is("serving"), within_s=START_S)
             sidecar.kill()
             await sidecar.wait()
         hook, hook_env = await kubelet.pre_stop(container)

@@ -10,7 +10,8 @@ from pathlib import Path
 import aiohttp
 from injection_kubelet import process
 from injection_pods import engine, pod
-from injection_webhook import Cluster, cluster, eventually, free_port, has_sidecar
+from injection_webhook import Cluster, cluster, eventually, has_sidecar
+from valkey_server import free_port
 
 
 @contextlib.asynccontextmanager

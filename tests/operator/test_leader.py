@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 from fault_proxy import FaultProxy, fault_proxy
-from loopback_node import eventually
 from valkey_server import ValkeyProcess
+from waiting_on import eventually
 
 from trimtab_operator.kube import LEASES, Kube
 from trimtab_operator.leader import LEASE_S, RENEW_DEADLINE_S, Leadership, LeadershipLostError

@@ -8,7 +8,8 @@ from typing import Any
 import aiohttp
 import pytest
 import pytest_asyncio
-from operator_rig import ENGINE_PORT, POOL, OperatorRig, eventually, operator_rig
+from operator_rig import ENGINE_PORT, POOL, OperatorRig, operator_rig
+from waiting_on import eventually
 
 from trimtab_operator.kube import DEPLOYMENTS, EVENTS, PODS, POOLS, SERVICES, Kube
 from trimtab_state import Alarm, AlarmWriter, connect

@@ -13,8 +13,8 @@ import pytest
 import yaml
 from api_calls import ApiCalls
 from fault_proxy import Call, FaultProxy, fault_proxy
-from loopback_node import eventually
 from valkey_server import ValkeyProcess, free_port
+from waiting_on import eventually
 
 from trimtab_operator.injection.marks import ENABLED, INJECT
 from trimtab_operator.kube import (

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from child_objects import install
-from valkey_server import ValkeyProcess, free_port, running
+from valkey_server import ValkeyProcess, free_port, running, watched_by_a_sentinel
 
 import trimtab_sidecar
 import trimtab_state
@@ -296,29 +296,20 @@ async def test_every_node_of_a_cluster_knows_the_user() -> None:
 
 async def test_the_master_that_sentinels_have_promoted_gets_the_users() -> None:
     port = free_port()
-    with running() as first, running() as second:
-        second.command("REPLICAOF", "127.0.0.1", str(first.port))
-        await until(lambda: b"master_link_status:up" in second.command("INFO", "replication"), "replication")
-        config = (
-            f"sentinel monitor main 127.0.0.1 {first.port} 1\n"
-            "sentinel down-after-milliseconds main 400\n"
-            "sentinel failover-timeout main 2000\n"
-        )
-        with running(config=config, arguments=["--sentinel"]) as sentinel:
-            await until(lambda: b"slaves=1" in sentinel.command("INFO", "sentinel"), "the sentinel knows the replica")
-            url = f"redis+sentinel://127.0.0.1:{sentinel.port},127.0.0.1:{port}/main"
-            async with manager_of(url) as (manager, _, _):
-                access = await manager.ensure(KEY)
-                assert access.url.endswith(f"@127.0.0.1:{sentinel.port},127.0.0.1:{port}/main")
-                first.kill()
-                await until(lambda: b"role:master" in second.command("INFO", "replication"), "failover")
-                for _ in range(300):
-                    if not (await manager.ensure(KEY)).reason:
-                        break
-                    await asyncio.sleep(0.1)
-                assert user_name(KEY).encode() in second.command("ACL", "USERS")
-                async with logged_in(access.url) as store:
-                    assert await store.execute("GET", OWN_PREFIX + "x") is None
+    with watched_by_a_sentinel() as (first, second, sentinel):
+        url = f"redis+sentinel://127.0.0.1:{sentinel.port},127.0.0.1:{port}/main"
+        async with manager_of(url) as (manager, _, _):
+            access = await manager.ensure(KEY)
+            assert access.url.endswith(f"@127.0.0.1:{sentinel.port},127.0.0.1:{port}/main")
+            first.kill()
+            await until(lambda: b"role:master" in second.command("INFO", "replication"), "failover")
+            for _ in range(300):
+                if not (await manager.ensure(KEY)).reason:
+                    break
+                await asyncio.sleep(0.1)
+            assert user_name(KEY).encode() in second.command("ACL", "USERS")
+            async with logged_in(access.url) as store:
+                assert await store.execute("GET", OWN_PREFIX + "x") is None
 
 
 async def test_the_operators_own_work_goes_on_beside_the_users(server: ValkeyProcess) -> None:

@@ -14,7 +14,7 @@ import yaml
 from api_calls import ApiCalls
 from control_plane import control_plane, die_with_parent
 from fault_proxy import FaultProxy, fault_proxy
-from loopback_node import eventually
+from waiting_on import eventually
 
 from trimtab_operator.api.pool import PoolKey
 from trimtab_operator.children.labels import MANAGED_BY, POOL_LABEL

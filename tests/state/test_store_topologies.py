@@ -12,7 +12,7 @@ from urllib.parse import quote
 import pytest
 from pool_processes import KEYS, tasks, until
 from test_store_faults import World, started
-from valkey_server import ValkeyProcess, free_port, running
+from valkey_server import ValkeyProcess, free_port, running, watched_by_a_sentinel
 
 from trimtab_state import StateUnavailable, connect
 
@@ -112,30 +112,21 @@ async def test_a_certificate_that_is_not_trusted_is_a_store_that_is_away(server:
 
 async def test_sentinel_failover_is_followed() -> None:
     port = free_port()
-    with running() as first, running() as second:
-        second.command("REPLICAOF", "127.0.0.1", str(first.port))
-        await until(lambda: b"master_link_status:up" in second.command("INFO", "replication"), "replication")
-        config = (
-            f"sentinel monitor main 127.0.0.1 {first.port} 1\n"
-            "sentinel down-after-milliseconds main 400\n"
-            "sentinel failover-timeout main 2000\n"
-        )
-        with running(config=config, arguments=["--sentinel"]) as sentinel:
-            await until(lambda: b"slaves=1" in sentinel.command("INFO", "sentinel"), "the sentinel knows the replica")
-            world = World(f"redis+sentinel://127.0.0.1:{sentinel.port},127.0.0.1:{port}/main")
-            async with tasks(*world.all()):
-                await started(world)
-                world.work()
-                first.kill()
-                await world.is_away()
-                world.work()
-                await until(lambda: b"role:master" in second.command("INFO", "replication"), "failover")
-                await world.settled("after the failover")
-                world.work()
-                await world.settled("and further on")
-                for replica in world.replicas:
-                    assert replica.mirror.gone_endpoints == []
-            await world.store.close()
+    with watched_by_a_sentinel() as (first, second, sentinel):
+        world = World(f"redis+sentinel://127.0.0.1:{sentinel.port},127.0.0.1:{port}/main")
+        async with tasks(*world.all()):
+            await started(world)
+            world.work()
+            first.kill()
+            await world.is_away()
+            world.work()
+            await until(lambda: b"role:master" in second.command("INFO", "replication"), "failover")
+            await world.settled("after the failover")
+            world.work()
+            await world.settled("and further on")
+            for replica in world.replicas:
+                assert replica.mirror.gone_endpoints == []
+        await world.store.close()
 
 
 @asynccontextmanager

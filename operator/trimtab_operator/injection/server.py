@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from aiohttp import web
-from prometheus_client.exposition import choose_encoder
 
+from trimtab_operator.health import metrics_page
 from trimtab_operator.injection.admission import Admission, NotAReviewError
 from trimtab_operator.injection.authority import life_of
 from trimtab_operator.injection.certificate_secret import pair_in
@@ -168,8 +168,7 @@ class WebhookServer:
     async def _metrics(self, request: web.Request) -> web.Response:
         self.metrics.ready.set(self.is_ready)
         self.metrics.pools.set(self.book.pool_count)
-        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
-        return web.Response(body=encode(self.metrics.registry), headers={"Content-Type": content_type})
+        return metrics_page(request, self.metrics.registry)
 
     # The certificate's side.
 
