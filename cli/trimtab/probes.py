@@ -6,6 +6,7 @@ Its one rule: a probe answers True or False within its timeout and never raises 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import random
 import socket
@@ -49,6 +50,8 @@ def listening(port: int, *, host: str = "127.0.0.1") -> Callable[[], Awaitable[b
         except (OSError, TimeoutError):
             return False
         writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
         return True
 
     return probe

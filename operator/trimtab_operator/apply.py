@@ -11,7 +11,7 @@ from http import HTTPStatus
 from typing import Any
 
 from trimtab_operator.api.pool import PoolKey
-from trimtab_operator.children.labels import APPLIED, is_ours
+from trimtab_operator.children.labels import APPLIED, installation_of, is_ours
 from trimtab_operator.drift import Path, differences, must_be_made_again
 from trimtab_operator.kube import KINDS, Kube, KubeError, Object
 
@@ -35,6 +35,8 @@ class ApplyReport:
     removed: list[str] = field(default_factory=list)
     foreign: list[str] = field(default_factory=list)
     """Somebody else's, and in the way: neither read further nor touched."""
+    installations: dict[str, str] = field(default_factory=dict)
+    """Of the foreign ones that another installation of Trimtab has made: the namespace of its operator."""
     errors: list[str] = field(default_factory=list)
     """`Kind/name: the API server's words`. All else was done all the same."""
 
@@ -45,10 +47,14 @@ class ApplyReport:
 
 
 class ChildApplier:
-    """One per operator. It keeps what the API server makes of our objects, to tell that from a change by hand."""
+    """One per operator, which runs in the namespace `installation`.
 
-    def __init__(self, kube: Kube) -> None:
+    It keeps what the API server makes of our objects, to tell that from a change by hand.
+    """
+
+    def __init__(self, kube: Kube, installation: str) -> None:
         self._kube = kube
+        self._installation = installation
         self._spellings: dict[PoolKey, dict[Name, tuple[str, list[tuple[Path, Any]]]]] = {}
         """By pool and object: what was asked, by its hash, and where the server's answer to it differed."""
 
@@ -68,7 +74,7 @@ class ChildApplier:
             except KubeError as error:
                 _note(report, name, error)
         for name, child in known.items():
-            if name not in asked and is_ours(child, key, owner_uid):
+            if name not in asked and is_ours(child, key, owner_uid, self._installation):
                 self._spellings.get(key, {}).pop(name, None)
                 await self._remove(name, child, report)
         return report
@@ -78,7 +84,7 @@ class ChildApplier:
         report = ApplyReport()
         self._spellings.pop(key, None)
         for body in found:
-            if is_ours(body, key, owner_uid=""):
+            if is_ours(body, key, "", self._installation):
                 await self._remove(_name(body), body, report)
         return report
 
@@ -99,8 +105,10 @@ class ChildApplier:
             await self._apply(key, name, wanted)
             report.changed.append(_text(name))
             return
-        if not is_ours(live, key, owner_uid):
+        if not is_ours(live, key, owner_uid, self._installation):
             report.foreign.append(_text(name))
+            if (other := installation_of(live)) not in ("", self._installation):
+                report.installations[_text(name)] = other
             return
         if "deletionTimestamp" in live["metadata"]:
             report.errors.append(f"{_text(name)}: it is being deleted; it is made again once it is gone")

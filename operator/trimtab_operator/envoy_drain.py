@@ -15,6 +15,7 @@ library alone, since it runs beside every Envoy.
 import argparse
 import http.client
 import signal
+import socket
 import sys
 import threading
 import time
@@ -109,6 +110,7 @@ def serve(envoy: Envoy, *, bind: str, port: int, settle_s: float, streams_max_s:
 
     class Server(ThreadingHTTPServer):
         daemon_threads = True
+        address_family = socket.AF_INET6 if ":" in bind else socket.AF_INET
 
     with Server((bind, port), Handler) as server:
         # From another thread, because `shutdown` waits for this one.
@@ -133,7 +135,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"envoy-drain: {error}", file=sys.stderr)
             return 1
         return 0
-    serve(envoy, bind=options.bind, port=options.port, settle_s=options.settle, streams_max_s=options.streams_max)
+    try:
+        serve(envoy, bind=options.bind, port=options.port, settle_s=options.settle, streams_max_s=options.streams_max)
+    except OSError as error:
+        print(f"envoy-drain: --bind {options.bind} --port {options.port}: {error}; give others", file=sys.stderr)
+        return 1
     return 0
 
 

@@ -14,6 +14,8 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
+from trimtab_operator.listening import METRICS_FLAG, listen
+
 STUCK_S: Final = 120.0
 BEAT_S: Final = 5.0
 
@@ -46,7 +48,7 @@ class Health:
 
     @asynccontextmanager
     async def served(self, bind: str | None, port: int) -> AsyncIterator[int]:
-        """Yields the port. Raises OSError where it is taken."""
+        """Yields the port. Raises ListenError where it is taken."""
         app = web.Application()
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/readyz", self._readyz)
@@ -54,8 +56,7 @@ class Health:
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()
         try:
-            await web.TCPSite(runner, bind, port).start()
-            yield runner.addresses[0][1]
+            yield await listen(runner, bind, port, flag=METRICS_FLAG)
         finally:
             await runner.cleanup()
 

@@ -13,16 +13,18 @@ import contextlib
 import logging
 import ssl
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+import weakref
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 import aiohttp
 import kopf
 from kubernetes.aio.client import Configuration
 
 from trimtab_operator.ending import EndingError
+from trimtab_operator.install import MANAGER
 from trimtab_operator.kube import PAGE_OBJECTS, Object, Resource, cluster_configuration
 
 log = logging.getLogger(__name__)
@@ -37,6 +39,8 @@ SILENCE_S: Final = 70.0
 """A watch that says nothing for this long (bookmarks come every minute) is begun again."""
 BACKOFFS_S: Final = (0.2, 0.5, 1.0, 2.0, 3.0, *(5.0,) * 60)
 """Between tries, for some five minutes; then the process ends and begins anew."""
+LAST_TURNS: Final = 3
+"""Of an event loop: an aborted transport is closed by the second."""
 STOP_S: Final = 3.0
 """How long kopf's tasks may take to end when they are told to; what is left then is left to the process's end."""
 READ_BYTES: Final = 1 << 21
@@ -122,6 +126,8 @@ class _Session:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_stopping = threading.Event()
         self._http: list[aiohttp.ClientSession] = []
+        self._transports: weakref.WeakSet[asyncio.Transport] = weakref.WeakSet()
+        """Of requests that were answered."""
 
     def stop(self) -> None:
         """From any thread."""
@@ -135,13 +141,16 @@ class _Session:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         if self._is_stopping.is_set():
             return
-        parts = await kopf.spawn_tasks(
-            registry=self._registry(),
-            settings=self._settings(),
-            clusterwide=not namespaces,
-            namespaces=list(namespaces),
-            standalone=True,
-        )
+        with _signals_are_not_missed():
+            parts = await kopf.spawn_tasks(
+                registry=self._registry(),
+                settings=self._settings(),
+                clusterwide=not namespaces,
+                namespaces=list(namespaces),
+                standalone=True,
+                # Its own guess asks for the user's name, and a container's user has none.
+                identity=cast(Any, MANAGER),
+            )
         stop = asyncio.create_task(self._stop.wait())
         try:
             done, _ = await asyncio.wait({stop, *parts}, return_when=asyncio.FIRST_COMPLETED)
@@ -149,8 +158,18 @@ class _Session:
                 failed(next((task.exception() for task in done if not task.cancelled()), None))
         finally:
             await _end_all()
-            for http in self._http:
-                await http.close()
+            await self._hang_up()
+
+    async def _hang_up(self) -> None:
+        """Without TLS's goodbye, for which a loop that ends has no time."""
+        for transport in self._transports:
+            transport.abort()
+        for http in self._http:
+            if http.connector is not None:
+                await http.connector.close(abort_ssl=True)
+            await http.close()
+        for _ in range(LAST_TURNS):
+            await asyncio.sleep(0)
 
     def _registry(self) -> kopf.OperatorRegistry:
         registry = kopf.OperatorRegistry()
@@ -196,6 +215,8 @@ class _Session:
             context = ssl.create_default_context(
                 cafile=configuration.ssl_ca_cert, cadata=getattr(configuration, "ca_cert_data", None)
             )
+            if configuration.disable_strict_ssl_verification:
+                context.verify_flags &= ~ssl.VERIFY_X509_STRICT
             if configuration.cert_file:
                 context.load_cert_chain(configuration.cert_file, configuration.key_file)
             if not configuration.verify_ssl:
@@ -209,8 +230,10 @@ class _Session:
         self._http.append(session)
         return kopf.AiohttpSession(server=configuration.host, aiohttp_session=session)
 
-    def noticed(self, request: aiohttp.ClientRequest) -> None:
+    def noticed(self, request: aiohttp.ClientRequest, response: aiohttp.ClientResponse) -> None:
         """A list, as it was at this moment, or a watch is on its way to kopf."""
+        if response.connection is not None and response.connection.transport is not None:
+            self._transports.add(response.connection.transport)
         path, plural = request.url.path.rsplit("/", 1)
         resource = next(
             (entry.resource for entry in self._watched if entry.resource.plural == plural and _is_of(path, entry)), None
@@ -244,8 +267,23 @@ class _Door:
             request.server_hostname = self._configuration.tls_server_name
         response = await handler(request)
         if response.status == HTTPStatus.OK:
-            self._session.noticed(request)
+            self._session.noticed(request, response)
         return response
+
+
+@contextlib.contextmanager
+def _signals_are_not_missed() -> Iterator[None]:
+    """kopf warns where it cannot take the process's signals; here the main thread has them, as it should."""
+
+    def is_news(record: logging.LogRecord) -> bool:
+        return not str(record.msg).startswith("OS signals are ignored")
+
+    logger = logging.getLogger(kopf.spawn_tasks.__module__)
+    logger.addFilter(is_news)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_news)
 
 
 def _is_of(path: str, entry: Watched) -> bool:

@@ -6,6 +6,7 @@ It must not know what the objects mean. Nothing here retries: callers are level-
 """
 
 import json
+import os
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
@@ -116,6 +117,11 @@ class Kube:
         return cls(ApiClient(await cluster_configuration(kubeconfig)))
 
     async def close(self) -> None:
+        """Also what is under way."""
+        pool = self._client.rest_client.pool_manager
+        # Neither is there before the first call.
+        if pool is not None and pool.connector is not None:
+            await pool.connector.close(abort_ssl=True)
         await self._client.close()
 
     async def get(self, resource: Resource, namespace: str | None, name: str) -> Object | None:
@@ -126,6 +132,17 @@ class Kube:
             if error.status == HTTPStatus.NOT_FOUND:
                 return None
             raise
+
+    async def kinds(self, api_version: str) -> frozenset[str]:
+        """That are served in this group and version. Everybody may ask."""
+        prefix = "/api" if "/" not in api_version else "/apis"
+        try:
+            found = await self._json("GET", f"{prefix}/{api_version}")
+        except KubeError as error:
+            if error.status == HTTPStatus.NOT_FOUND:
+                return frozenset()
+            raise
+        return frozenset(resource["kind"] for resource in found.get("resources") or ())
 
     async def list_all(
         self, resource: Resource, namespace: str | None = None, *, label_selector: str = "", field_selector: str = ""
@@ -310,11 +327,15 @@ async def cluster_configuration(kubeconfig: str | None = None) -> Configuration:
     configuration = Configuration()
     # Each pool's watch holds a connection for as long as the pool is there.
     configuration.connection_pool_maxsize = 0
+    # Python 3.13 asks by default for extensions that the authorities of many clusters do not have (key usage, key ids).
+    configuration.disable_strict_ssl_verification = True
     try:
-        if kubeconfig is None:
-            await kube_config.load_config(client_configuration=configuration)
-        else:
+        if kubeconfig is not None:
             await kube_config.load_kube_config(config_file=kubeconfig, client_configuration=configuration)
+        elif "KUBERNETES_SERVICE_HOST" in os.environ:
+            kube_config.load_incluster_config(client_configuration=configuration)
+        else:
+            await kube_config.load_kube_config(client_configuration=configuration)
     except kube_config.ConfigException as error:
         raise KubeError(0, "NoCredentials", str(error)) from error
     return configuration

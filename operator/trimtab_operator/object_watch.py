@@ -6,6 +6,7 @@ that is away, takes nothing back. Each start over tells what went meanwhile.
 
 import asyncio
 import logging
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -59,10 +60,12 @@ class ObjectWatch:
         pause_s = RETRY_MIN_S
         clock = asyncio.get_running_loop().time
         while True:
-            began_s, asked_s = clock(), 0.0
+            began_s, asked_s = math.inf, 0.0
             try:
                 if not self._version:
                     self._version = await self._list()
+                # A list may take its time; only a watch that has held shows that all is well again.
+                began_s = clock()
                 await self._follow()
             except KubeError as error:
                 asked_s = error.retry_after_s

@@ -8,11 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from trimtab_operator.api.policy import PolicyError
+from trimtab_operator.children.labels import INSTALL, Component, selector
 from trimtab_operator.conditions import Truth, condition
 from trimtab_operator.injection.marks import ENABLED, INJECT
 from trimtab_operator.kube import Object
+from trimtab_operator.policy_document import ANSWER_S, wait_s
 from trimtab_operator.pool_facts import PoolFacts
 from trimtab_operator.pool_status import CONTROLLER
+from trimtab_operator.store_eviction import FIELD, SAFE
 
 NAMES_SHOWN_MAX: Final = 3
 Finding = tuple[Truth, str, str]
@@ -36,7 +39,11 @@ def accepted(facts: PoolFacts | None, error: PolicyError | None, *, pool: str, w
             " Delete one of the two, or change spec.targetRef.name here.",
         )
     if error is not None:
-        return "False", "InvalidField", f"{error}. Until it is put right, the last good configuration keeps running."
+        return (
+            "False",
+            "InvalidField",
+            f"{_sentence(error)} Until it is put right, the last good configuration keeps running.",
+        )
     if facts is None:
         return (
             "False",
@@ -49,11 +56,8 @@ def accepted(facts: PoolFacts | None, error: PolicyError | None, *, pool: str, w
 def picker_ref_problem(facts: PoolFacts) -> str:
     """Why the pool's `endpointPickerRef` does not lead to our pickers; empty: it does, or need not."""
     pool, ours = facts.pool, facts.service_name
-    if f"Service/{ours}" in facts.foreign:
-        return (
-            f"The Service {ours} belongs to somebody else and is not touched. Delete or rename it; the pickers' Service"
-            " takes its place."
-        )
+    if (service := f"Service/{ours}") in facts.foreign:
+        return f"The pickers' Service cannot be made. {_in_the_way(facts, [service])}"
     if pool.picker_name is None:
         if facts.is_standalone:
             return ""
@@ -75,6 +79,8 @@ def _findings(facts: PoolFacts) -> Iterator[tuple[str, Finding]]:
     if facts.spec.sidecar.inject:
         yield "SidecarsInjected", _sidecars_injected(facts)
     yield "StoreReachable", _store_reachable(facts)
+    if facts.store_evicts:
+        yield "StoreKeepsKeys", _store_keeps_keys(facts)
     yield "Fallback", _fallback(facts)
     yield "GatewayAttached", _gateway_attached(facts)
     if facts.crd_problem:
@@ -91,12 +97,7 @@ def _resolved_refs(facts: PoolFacts) -> Finding:
 
 def _programmed(facts: PoolFacts) -> Finding:
     if facts.foreign:
-        return (
-            "False",
-            "NotOurs",
-            f"{_some(facts.foreign)} {_is(facts.foreign)} somebody else's and not touched, so the pool's own cannot be"
-            " made. Delete or rename what is in the way.",
-        )
+        return "False", "NotOurs", f"The pool's own objects cannot all be made. {_in_the_way(facts, facts.foreign)}"
     if facts.apply_errors:
         return "False", "ApplyFailed", f"Refused by the API server: {_some(facts.apply_errors)}"
     return "True", "Programmed", "Everything that the pool is to have was applied."
@@ -107,14 +108,15 @@ def _ready(facts: PoolFacts) -> Finding:
     if facts.picker is None:
         return "False", "NoPickers", "The pickers' Deployment is not there yet: see Programmed."
     if ready == 0:
-        return (
-            "False",
-            "PickersNotReady",
-            f"None of {total} pickers is ready{_why(facts.picker)}. See: kubectl describe deployment"
-            f" {facts.service_name}",
-        )
+        text = f"None of {total} pickers is ready{_why(facts.picker)}. {_see_pods(facts, 'picker')}"
+        if _is_starting(facts.picker):
+            return "False", "PickersStarting", text
+        return "False", "PickersNotReady", text
     if facts.is_standalone and facts.envoy is not None and replicas(facts.envoy)[0] == 0:
-        return "False", "EnvoyNotReady", f"The pickers are ready, but no Envoy in front is{_why(facts.envoy)}."
+        text = f"The pickers are ready, but no Envoy in front is{_why(facts.envoy)}. {_see_pods(facts, 'envoy')}"
+        if _is_starting(facts.envoy):
+            return "False", "EnvoyStarting", text
+        return "False", "EnvoyNotReady", text
     if ready < total:
         return "True", "PickersPartlyReady", f"{ready} of {total} pickers are ready{_why(facts.picker)}."
     return "True", "Ready", f"{_of(ready, 'picker')} ready."
@@ -204,8 +206,9 @@ def _sidecars_injected(facts: PoolFacts) -> Finding:
             "False",
             "PodsNotInjected",
             f"{members.pods_not_injected} of {_plural(pods, 'pod')} started without the"
-            " sidecar. Recreate them (kubectl rollout restart); running pods are never touched. Where new pods stay"
-            " without it, the webhook is not reached: see the Deployment trimtab-webhook.",
+            f" sidecar. Recreate them (kubectl -n {namespace} rollout restart, of what runs them); running pods are"
+            " never touched. Where new pods stay without it, the webhook is not reached: see the Deployment"
+            " trimtab-webhook in the operator's namespace.",
         )
     return "True", "SidecarsInjected", f"{_plural(members.pods_injected, 'pod')} with the sidecar."
 
@@ -216,19 +219,26 @@ def _store_reachable(facts: PoolFacts) -> Finding:
         return (
             "False",
             "StoreUnavailable",
-            f"{error}. Routing goes on with what the pickers know; changes wait until the store is back.",
+            f"{_sentence(error)} Routing goes on with what the pickers know; changes wait until the store is back.",
         )
     if facts.store_problem:
-        return "False", "NoAccess", facts.store_problem
+        return "False", "NoAccess", _sentence(facts.store_problem)
     if facts.fleet is None:
         return "Unknown", "NotReadYet", "The store has not been read yet."
     if not facts.is_own_store_user:
-        return (
-            "True",
-            "SharedLogin",
-            "The store lets us make no users: the pool's Secret holds a copy of the operator's own login.",
-        )
-    return "True", "StoreReachable", f"The store answers; {_of(facts.fleet.pickers, 'picker')} connected."
+        return "True", "SharedLogin", " ".join(["The pool has a copy of the operator's own login.", *facts.store_notes])
+    answers = f"The store answers; {_of(facts.fleet.pickers, 'picker')} connected."
+    return "True", "StoreReachable", " ".join([answers, *facts.store_notes])
+
+
+def _store_keeps_keys(facts: PoolFacts) -> Finding:
+    return (
+        "False",
+        "Evicts",
+        f"The store's {FIELD} is {facts.store_evicts}: when its memory is full it throws away what operator, pickers"
+        f" and sidecars have written, and the pool loses endpoints and what is known of caches. CONFIG SET {FIELD}"
+        f" {SAFE}, and the same in the server's configuration (of a hosted store: in its parameters).",
+    )
 
 
 def _fallback(facts: PoolFacts) -> Finding:
@@ -261,8 +271,9 @@ def _gateway_attached(facts: PoolFacts) -> Finding:
             "True",
             "Gateway",
             f"Taken up by {_some(names)}, which asks the pickers {tls}. Where the gateway lets you: no request timeout"
-            " on the route (streams are long), an ext_proc message timeout of at least 1 s, and more requests in its"
-            " circuit breaker for the pickers than streams at once (Envoy's default is 1,024).",
+            " on the route (streams are long), an ext_proc message timeout of at least"
+            f" {ANSWER_S + wait_s(facts.spec):.0f} s{_waits(facts)}, and more requests in its circuit breaker for the"
+            " pickers than streams at once (Envoy's default is 1,024).",
         )
     if facts.is_standalone:
         return "True", "Standalone", "The pool has an Envoy of its own; no gateway is needed."
@@ -271,6 +282,11 @@ def _gateway_attached(facts: PoolFacts) -> Finding:
         "NoGateway",
         "No gateway has taken the pool up: name it as a backend of an HTTPRoute, or set spec.standalone.enabled.",
     )
+
+
+def _waits(facts: PoolFacts) -> str:
+    """Why a gateway must have so much patience with the pickers."""
+    return " (spec.whenFull lets requests wait)" if wait_s(facts.spec) else ""
 
 
 def gateways(parents: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -301,6 +317,50 @@ def _why(deployment: Mapping[str, Any]) -> str:
         if is_bad and found.get("message"):
             return f" ({str(found['message'])[:300]})"
     return ""
+
+
+def _is_starting(deployment: Mapping[str, Any]) -> bool:
+    """Whether Kubernetes still takes it for a start: no replica was ever there, and it has not given up on them."""
+    conditions = (deployment.get("status") or {}).get("conditions") or ()
+    found = {entry.get("type"): (entry.get("status"), entry.get("reason")) for entry in conditions}
+    status, reason = found.get("Progressing", ("True", ""))
+    has_failed = found.get("ReplicaFailure", ("False", ""))[0] == "True"
+    return not has_failed and status == "True" and reason != "NewReplicaSetAvailable"
+
+
+def _see_pods(facts: PoolFacts, component: Component) -> str:
+    key = facts.pool.key
+    labels = ",".join(f"{name}={value}" for name, value in selector(key, component).items())
+    return f"See: kubectl -n {key.namespace} describe pods -l {labels}"
+
+
+def _in_the_way(facts: PoolFacts, names: Sequence[str]) -> str:
+    """Whose these objects are and how each of them is got out of the way."""
+    namespace, texts = facts.pool.key.namespace, []
+    for other in sorted(set(facts.installations.values())):
+        made = [name for name in names if facts.installations.get(name) == other]
+        if made:
+            texts.append(
+                f"{_some(made)} {_is(made)} of the Trimtab installation in namespace {other} and not touched. Where"
+                f" that installation is gone: kubectl -n {namespace} annotate {_words(made)} {INSTALL}-"
+            )
+    foreign = [name for name in names if name not in facts.installations]
+    if foreign:
+        texts.append(
+            f"{_some(foreign)} {_is(foreign)} somebody else's and not touched. Nothing can be renamed: make it anew"
+            f" under another name where it is needed, then kubectl -n {namespace} delete {_words(foreign)}"
+        )
+    return "; ".join(texts)
+
+
+def _words(names: Sequence[str]) -> str:
+    """As kubectl takes them; of many, the first, and the text then names the next."""
+    return " ".join(name.lower() for name in names[:NAMES_SHOWN_MAX])
+
+
+def _sentence(text: object) -> str:
+    """With a full stop, and not two where the text is another's that has one."""
+    return str(text) if str(text).endswith((".", "!", "?", "…")) else f"{text}."
 
 
 def _away(facts: PoolFacts) -> str:

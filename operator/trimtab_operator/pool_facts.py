@@ -37,10 +37,16 @@ class PoolFacts:
     """None: not read yet."""
     decision: Decision | None = None
     store_problem: str = ""
-    """What is wrong with the pool's own access to the store (`StoreAccess.reason`)."""
+    """Why the pool's own access to the store could not be looked after (`StoreAccess.reason`)."""
     is_own_store_user: bool = True
+    store_notes: Sequence[str] = ()
+    """What there is to know about that access, in sentences."""
+    store_evicts: str = ""
+    """The store's `maxmemory-policy`, where it evicts keys."""
     foreign: Sequence[str] = ()
     """Objects of somebody else that have a child's name, `Kind/name`."""
+    installations: Mapping[str, str] = field(default_factory=dict)
+    """Of these, the namespaces of other installations of Trimtab that have made them."""
     apply_errors: Sequence[str] = ()
     """`Kind/name: the API server's words`."""
     namespace_opted_in: bool = True

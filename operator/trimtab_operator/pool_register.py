@@ -1,7 +1,7 @@
 """Which pools this installation has written to the shared state: so that one deleted in our absence is swept too.
 
 The one rule: only what is in the register is ever swept. A store may serve several installations, and the pools of
-another one are nobody's orphans.
+another one are nobody's orphans: not even where a whole cluster was copied, its install's secret included.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ class PoolRegister:
 
     def __init__(self, store: Store, install: Install) -> None:
         self._store = store
-        name = hashlib.sha256(install.secret).hexdigest()[:16]
+        name = hashlib.sha256(install.secret + install.cluster_uid.encode()).hexdigest()[:16]
         self._key = f"trimtab:install:{name}:pools"
 
     async def add(self, key: PoolKey) -> None:

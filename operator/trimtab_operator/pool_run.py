@@ -5,8 +5,9 @@ state from here at once, without waiting for a look.
 """
 
 import asyncio
-import contextlib
+import logging
 from collections.abc import Callable
+from typing import Final
 
 from trimtab_operator.alarm_watch import AlarmWatch
 from trimtab_operator.api.policy import PolicySpec
@@ -17,14 +18,21 @@ from trimtab_operator.membership.control_publisher import ControlPublisher
 from trimtab_operator.membership.endpoints import Members
 from trimtab_operator.membership.pool_membership import Membership, PoolMembership
 from trimtab_operator.membership.zones import Zones
-from trimtab_state import PoolKeys, Store
+from trimtab_operator.policy_document import policy_document
+from trimtab_state import PoolKeys, StateUnavailable, Store
+from trimtab_state.documents import Policy
+from trimtab_state.outage_log import OutageLog
 
-STOP_S = 5.0
-"""How long its last words to the store may take."""
+log = logging.getLogger(__name__)
+
+RETRY_S: Final = 0.5
 
 
 class PoolRun:
-    """Of one pool. `changed` is called when members or the decision are others. `clock`: Unix time, without jumps."""
+    """Of one pool. `changed`: there is something new to look at: other members, another decision, or a run that failed.
+
+    `clock`: Unix time that does not jump.
+    """
 
     def __init__(
         self,
@@ -40,6 +48,7 @@ class PoolRun:
         self.spec: PolicySpec | None = None
         """In force: what the last look has found good."""
         self.decision: Decision | None = None
+        """None: what the operator before us has decided is not known yet."""
         self.switches = 0
         """How often the policy became another one."""
         self._key = key
@@ -55,12 +64,10 @@ class PoolRun:
     def members(self) -> Members | None:
         return self._membership.members
 
-    async def start(self, spec: PolicySpec) -> None:
-        """Go on where the operator before us has left off. Raises StateUnavailable: nothing is begun then."""
-        stored = await self.publisher.stored_policy()
-        self._fallback = FallbackState(stored)
-        self.spec = spec
-        self._task = asyncio.create_task(self._run(self._fallback), name=f"pool {self._key}")
+    def start(self) -> None:
+        """Begin. Needs a running event loop."""
+        self._task = asyncio.create_task(self._run(), name=f"pool {self._key}")
+        self._task.add_done_callback(self._ended)
 
     def configure(self, pool: Pool, spec: PolicySpec) -> None:
         """What is declared now."""
@@ -73,21 +80,38 @@ class PoolRun:
         if self._task is not None and self._task.done():
             self._task.result()
 
-    async def stop(self, *, delete: bool) -> None:
-        """`delete`: remove what the store holds of the pool. Raises StateUnavailable then."""
+    async def stop(self) -> None:
+        """Returns once nothing of it is at work any more; never raises what it died of."""
         if self._task is not None:
             self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
-        if delete:
-            await self.publisher.delete()
+            await asyncio.wait([self._task])
 
-    async def _run(self, fallback: FallbackState) -> None:
-        alarms = AlarmWatch(self._store, self.keys, fallback, on_turn=self._decide, clock=self._clock)
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("pool %s: what goes on between the looks has failed", self._key, exc_info=error)
+            self._changed(self._key)
+
+    async def _run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._membership.run())
             tasks.create_task(self.publisher.run())
-            tasks.create_task(alarms.run())
+            # Members are watched meanwhile, but none are written before it is known how they were placed.
+            self._fallback = FallbackState(await self._stored_policy())
+            self._decide(self._clock())
+            await AlarmWatch(self._store, self.keys, self._fallback, on_turn=self._decide, clock=self._clock).run()
+
+    async def _stored_policy(self) -> Policy | None:
+        """What an operator before us has decided: it goes on from there, however long the store stays away."""
+        outage = OutageLog(f"pool {self._key} waits for the store: how it was placed is not known")
+        while True:
+            try:
+                stored = await self.publisher.stored_policy()
+            except StateUnavailable as error:
+                outage.failed(error)
+                await asyncio.sleep(RETRY_S)
+            else:
+                outage.over()
+                return stored
 
     def _on_members(self, members: Members) -> None:
         self.publisher.set_members(members)
@@ -97,7 +121,7 @@ class PoolRun:
         if self._fallback is None or self.spec is None:
             return
         before, self.decision = self.decision, self._fallback.decide(now_s, self.spec.fallback, self.spec.mode)
-        self.publisher.set_policy(self.decision.document(batch_limit=self.spec.batch_limit))
+        self.publisher.set_policy(policy_document(self.decision, self.spec))
         self.switches += self.decision.changed
-        if before is not None and (before.policy, before.stage) != (self.decision.policy, self.decision.stage):
+        if before is None or (before.policy, before.stage) != (self.decision.policy, self.decision.stage):
             self._changed(self._key)

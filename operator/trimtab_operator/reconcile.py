@@ -8,7 +8,7 @@ that is empty for a moment must not take a pool down.
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, Final
 
 import msgspec
@@ -17,8 +17,8 @@ from trimtab_operator.api.policy import PolicyError, PolicySpec
 from trimtab_operator.api.pool import Pool, PoolKey
 from trimtab_operator.apply import ApplyReport, ChildApplier
 from trimtab_operator.children.desired import desired, is_standalone
-from trimtab_operator.children.labels import is_ours
-from trimtab_operator.children.names import envoy_name, picker_name, store_secret_name
+from trimtab_operator.children.labels import installation_of, is_ours
+from trimtab_operator.children.names import NAME_PREFIX, envoy_name, picker_name, store_secret_name
 from trimtab_operator.children.store_secret import StoreAccess, access_in
 from trimtab_operator.conditions import rfc3339
 from trimtab_operator.events import EventPoster
@@ -27,6 +27,7 @@ from trimtab_operator.injection.marks import ENABLED, INJECT
 from trimtab_operator.install import Install
 from trimtab_operator.kube import NAMESPACES, POLICIES, POOLS, SECRETS, Kube, KubeError, Object
 from trimtab_operator.membership.zones import Zones
+from trimtab_operator.pool_claim import PoolClaims
 from trimtab_operator.pool_conditions import picker_ref_problem, pool_conditions
 from trimtab_operator.pool_facts import PoolFacts
 from trimtab_operator.pool_register import PoolRegister
@@ -37,7 +38,7 @@ from trimtab_operator.store_access import StoreAccessManager
 from trimtab_operator.telemetry import Telemetry
 from trimtab_operator.watches import Watches
 from trimtab_operator.work_queue import PoolQueue
-from trimtab_state import StateUnavailable, Store
+from trimtab_state import ControlWriter, PoolKeys, StateUnavailable, Store
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +48,9 @@ REFRESH_S: Final = 15.0
 """Even where nothing happens, a pool is looked at this often: engines come to be known, users of the store vanish."""
 ORPHANS_S: Final = 60.0
 """How often pools are looked for that went in our absence."""
+LET_GO_S: Final = 30.0
+"""A pool that is there but not ours any more is kept up for so long: its policy may be on its way from one file or tool
+to another, deleted and made again."""
 CHANGED_S: Final = 0.5
 """Members that change are in the shared state at once; their numbers in the status follow after this."""
 
@@ -65,6 +69,7 @@ class PoolReconciler:
         telemetry: Telemetry,
         clock: Callable[[], float],
         rng: random.Random,
+        let_go_s: float = LET_GO_S,
     ) -> None:
         self._kube = kube
         self._store = store
@@ -74,12 +79,16 @@ class PoolReconciler:
         self._telemetry = telemetry
         self._clock = clock
         self._rng = rng
-        self._applier = ChildApplier(kube)
+        self._let_go_s = let_go_s
+        self._applier = ChildApplier(kube, install.namespace)
         self._access = StoreAccessManager(store, install)
         self._register = PoolRegister(store, install)
         self._events = EventPoster(kube)
+        self._claims = PoolClaims(kube, install, self._applier, self._access, self._events)
         self._zones = Zones(kube)
         self._runs: dict[PoolKey, PoolRun] = {}
+        self._unwanted_since_s: dict[PoolKey, float] = {}
+        """Pools that are there, and were ours until then."""
         self._told: dict[PoolKey, list[Object]] = {}
         """Conditions of pools without a policy, which have no status of ours to keep them."""
         self.crd_problem = ""
@@ -92,8 +101,18 @@ class PoolReconciler:
 
     async def close(self) -> None:
         """The pools go on without us."""
-        for run in self._runs.values():
-            await run.stop(delete=False)
+        async with asyncio.TaskGroup() as tasks:
+            for run in self._runs.values():
+                tasks.create_task(run.stop())
+
+    def run_of(self, key: PoolKey) -> PoolRun | None:
+        """What goes on for a pool that is ours."""
+        return self._runs.get(key)
+
+    @property
+    def unwanted(self) -> Set[PoolKey]:
+        """Pools that are kept up for a while though nobody wants them from us any more."""
+        return self._unwanted_since_s.keys()
 
     async def reconcile(self, key: PoolKey) -> None:
         """Raises KubeError, StateUnavailable: come again."""
@@ -101,15 +120,22 @@ class PoolReconciler:
         if not _is_ours(key, body, policies):
             body, policies = await self._asked(key)
         if body is None or not _is_ours(key, body, policies):
-            await self._let_go(key, body)
             for policy in policies:
                 await self._say(policy, facts=None, error=None, winner=None)
+            await self._let_go(key, body)
+            return
+        self._unwanted_since_s.pop(key, None)
+        if await self._claims.stands_back(key, policies[0] if policies else body, self._watches.children(key)):
+            if (run := self._runs.pop(key, None)) is not None:
+                await run.stop()
+                self._told.pop(key, None)
+                self._telemetry.forgotten(key)
             return
         pool = Pool.of(body)
         spec, error = self._spec(key, policies)
-        run = await self._running(key, spec)
-        run.configure(pool, spec)
         access, access_problem = await self._store_access(key)
+        run = self._running(key)
+        run.configure(pool, spec)
         report = ApplyReport(errors=["nothing was made yet: it waits for the store"])
         if access is not None:
             report = await self._bring_about(pool, spec, access)
@@ -157,7 +183,7 @@ class PoolReconciler:
 
     # What runs.
 
-    async def _running(self, key: PoolKey, spec: PolicySpec) -> PoolRun:
+    def _running(self, key: PoolKey) -> PoolRun:
         run = self._runs.get(key)
         if run is not None:
             try:
@@ -167,14 +193,7 @@ class PoolReconciler:
                 del self._runs[key]
                 raise
             return run
-        run = self._pool_run(key)
-        await run.start(spec)
-        self._runs[key] = run
-        log.info("pool %s is ours", key)
-        return run
-
-    def _pool_run(self, key: PoolKey) -> PoolRun:
-        return PoolRun(
+        run = PoolRun(
             kube=self._kube,
             store=self._store,
             key=key,
@@ -182,11 +201,16 @@ class PoolReconciler:
             changed=lambda changed: self._queue.add(changed, CHANGED_S),
             clock=self._clock,
         )
+        run.start()
+        self._runs[key] = run
+        log.info("pool %s is ours", key)
+        return run
 
     async def _store_access(self, key: PoolKey) -> tuple[StoreAccess | None, str]:
         try:
-            access = await self._access.ensure(key)
+            # First the register, so that nothing is in the store that no sweep would find.
             await self._register.add(key)
+            access = await self._access.ensure(key)
         except StateUnavailable as error:
             problem = f"the store is away: {error}"
             # What was made by it before is kept up without it.
@@ -208,36 +232,58 @@ class PoolReconciler:
 
     async def _children(self, key: PoolKey) -> list[Object]:
         secret = await self._kube.get(SECRETS, key.namespace, store_secret_name(key.name))
-        found = self._watches.children(key)
-        return found if secret is None or not is_ours(secret, key, "") else [*found, secret]
+        ours = self._install.namespace
+        found = [child for child in self._watches.children(key) if installation_of(child) in ("", ours)]
+        return found if secret is None or not is_ours(secret, key, "", ours) else [*found, secret]
 
-    async def _let_go(self, key: PoolKey, body: Mapping[str, Any] | None) -> None:
+    async def _let_go(self, key: PoolKey, body: Object | None) -> None:
         """Take down what is ours of a pool that is gone, or that nobody wants from us any more."""
-        run = self._runs.pop(key, None)
+        run = self._runs.get(key)
         children = await self._children(key)
-        if run is None and not children and key not in await self._register.all():
+        if run is None and not children and not await self._is_registered(key):
+            return
+        if body is not None and (wait_s := self._kept_for_s(key, body)) > 0:
+            log.info("pool %s is nobody's any more: it is let go in %.0f s", key, wait_s)
+            self._queue.add(key, wait_s)
             return
         log.info("pool %s is let go", key)
         if run is not None:
-            await run.stop(delete=False)
+            del self._runs[key]
+            await run.stop()
         report = await self._applier.remove_all(key, children)
         # First the user, so that none of its pickers writes again what is deleted next.
         await self._access.drop(key)
-        await self._pool_run(key).stop(delete=True)
+        await ControlWriter(self._store, PoolKeys(key.namespace, key.name)).delete_pool()
         if body is not None:
             await write_parents(self._kube, key, None, now=rfc3339(self._clock()))
         if report.errors:
             raise KubeError(0, "NotRemoved", "; ".join(report.errors))
         await self._register.remove(key)
+        self._unwanted_since_s.pop(key, None)
         self._told.pop(key, None)
         self._telemetry.forgotten(key)
+
+    async def _is_registered(self, key: PoolKey) -> bool:
+        try:
+            return key in await self._register.all()
+        except StateUnavailable:
+            # Where there is something to sweep, it is found again once the store is back.
+            return False
+
+    def _kept_for_s(self, key: PoolKey, body: Object) -> float:
+        """How long a pool that is still there is to be kept up yet."""
+        if Pool.of(body).is_deleting:
+            return 0.0
+        now_s = self._clock()
+        return self._unwanted_since_s.setdefault(key, now_s) + self._let_go_s - now_s
 
     async def _find_orphans(self) -> None:
         await self._watches.synced.wait()
         while True:
             try:
                 for key in await self._register.all() - self._watches.keys():
-                    self._queue.add(key)
+                    if self._watches.covers(key):
+                        self._queue.add(key)
             except StateUnavailable as error:
                 log.debug("orphans are not looked for: %s", error)
             await asyncio.sleep(ORPHANS_S * self._rng.uniform(0.8, 1.2))
@@ -276,13 +322,17 @@ class PoolReconciler:
             decision=run.decision,
             store_problem=access_problem,
             is_own_store_user=access is None or access.is_own_user,
+            store_notes=() if access is None else access.notes,
+            store_evicts="" if access is None else access.evicts,
             foreign=report.foreign,
+            installations=report.installations,
             apply_errors=report.errors,
             namespace_opted_in=not spec.sidecar.inject or await self._is_opted_in(pool.key.namespace),
             crd_problem=self.crd_problem,
             parents=(body.get("status") or {}).get("parents") or (),
         )
-        self._telemetry.saw(facts, switches=run.switches)
+        refused = (error is not None) + max(0, len(policies) - 1)
+        self._telemetry.saw(facts, switches=run.switches, policies_refused=refused)
         if policies:
             await self._say(policies[0], facts=facts, error=error, winner=None)
             for loser in policies[1:]:
@@ -326,4 +376,6 @@ def _is_ours(key: PoolKey, body: Mapping[str, Any] | None, policies: Sequence[Ob
     if body is None:
         return False
     pool = Pool.of(body)
-    return not pool.is_deleting and (bool(policies) or pool.picker_name == picker_name(key.name))
+    # The plain name too, where ours had to be another: then the status says so.
+    names = (picker_name(key.name), f"{NAME_PREFIX}{key.name}")
+    return not pool.is_deleting and (bool(policies) or pool.picker_name in names)

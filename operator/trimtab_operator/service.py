@@ -17,7 +17,7 @@ from trimtab_operator.injection.certificates import CertificateKeeper
 from trimtab_operator.injection.webhook_configuration import WebhookAddress
 from trimtab_operator.install import Install
 from trimtab_operator.install_secret import install_secret
-from trimtab_operator.kube import CRDS, Kube, KubeError
+from trimtab_operator.kube import CRDS, NAMESPACES, Kube, KubeError
 from trimtab_operator.leader import Leadership
 from trimtab_operator.reconcile import PoolReconciler
 from trimtab_operator.settings import Settings, install_of
@@ -143,17 +143,21 @@ class Service:
                     self.started.set()
                     log.info("operating; pools: %d", len(watches.keys()))
             finally:
-                await reconciler.close()
-                await store.close()
+                try:
+                    await reconciler.close()
+                finally:
+                    await store.close()
 
     async def _install(self, kube: Kube) -> Install:
         settings = self._settings
         while True:
             try:
                 secret = await install_secret(kube, namespace=settings.namespace, name=settings.secret_name)
-                return install_of(settings, secret)
+                # What people agree on as a cluster's identity: this namespace is never made again.
+                cluster = await kube.get(NAMESPACES, None, "kube-system")
+                return install_of(settings, secret, "" if cluster is None else cluster["metadata"]["uid"])
             except KubeError as error:
-                log.warning("the install's secret is not known yet: %s", error)
+                log.warning("the installation is not known yet: %s", error)
                 await asyncio.sleep(START_RETRY_S)
 
     def _certificate_keeper(self, kube: Kube) -> CertificateKeeper | None:
@@ -165,6 +169,7 @@ class Service:
             settings.namespace,
             mode=settings.certificate_mode,
             secret_name=settings.certificate_secret,
+            makes_configuration=settings.makes_webhook_configuration,
             address=WebhookAddress(
                 namespace=settings.namespace,
                 service=settings.webhook_service,

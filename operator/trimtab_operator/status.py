@@ -39,6 +39,7 @@ OUR_TYPES: Final = frozenset(
         "PrefixAware",
         "SidecarsInjected",
         "StoreReachable",
+        "StoreKeepsKeys",
         "Fallback",
         "GatewayAttached",
         "CrdsCurrent",
@@ -47,7 +48,7 @@ OUR_TYPES: Final = frozenset(
 """Conditions that the operator writes; one of them that is no longer said goes."""
 _QUIET_TYPES: Final = frozenset({"PrefixAware", "GatewayAttached"})
 """Of which no Events are made: they move with every engine that starts, or are others' news."""
-_STARTING: Final = frozenset({"NoPickers", "PickersNotReady", "EnvoyNotReady"})
+_STARTING: Final = frozenset({"NoPickers", "PickersStarting", "EnvoyStarting"})
 """No news of a pool that starts; of one that was ready, they are."""
 _BAD_WHEN_TRUE: Final = frozenset({"Fallback"})
 _ACTIVE: Final[dict[PolicyName, ActivePolicy]] = {
@@ -162,7 +163,7 @@ def _counted(body: PolicyStatus, facts: PoolFacts) -> PolicyStatus:
     ready, total = replicas(facts.picker)
     counted: dict[str, Any] = {
         "pool": facts.pool.key.name,
-        "pickers": PickerCounts(ready=ready, total=total, version=_version(facts.picker)),
+        "pickers": PickerCounts(ready=ready, total=total, shown=f"{ready}/{total}", version=_version(facts.picker)),
     }
     members, fleet, decision = facts.members, facts.fleet, facts.decision
     if members is not None:

@@ -5,15 +5,21 @@ reason is told. This module must not know how the credentials reach the pool.
 """
 
 import asyncio
+import contextlib
 import logging
+import math
+import re
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from redis.exceptions import ResponseError
+from redis.exceptions import NoPermissionError, ResponseError
 
 from trimtab_operator.api.pool import PoolKey
 from trimtab_operator.children.store_secret import StoreAccess
 from trimtab_operator.install import Install
 from trimtab_operator.pool_user import user_name, user_rules
+from trimtab_operator.store_eviction import SAFE, evicting_policy
 from trimtab_operator.store_login import as_given, files_left_out, with_login
 from trimtab_state import StateUnavailable, Store
 
@@ -21,11 +27,28 @@ log = logging.getLogger(__name__)
 
 LOOK_AFTER_S: Final = 5.0
 """How often it is looked whether the users are still there: for so long a restarted store refuses pickers."""
+EVICTION_S: Final = 60.0
+"""How often the store is asked whether it evicts keys, at most."""
 REASON_CHARS_MAX: Final = 200
+AWAY: Final = "the store is away"
+_NO_USERS: Final = re.compile(
+    r"(ERR )?(unknown (sub)?command|unsupported command|error in acl setuser|command .{0,40}not (available|supported))",
+    re.IGNORECASE,
+)
+"""How servers say that they have no users, or not such ones. Whatever else they say (BUSY, MISCONF, READONLY, ...) is
+over some time, and says nothing about users."""
 
 
 class UserRefusedError(Exception):
     """The store does not let the operator make users: the text says why."""
+
+
+@dataclass(slots=True)
+class _Turn:
+    """Who works on one pool's user, and how many want to."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    waiting: int = 0
 
 
 class StoreAccessManager:
@@ -38,33 +61,29 @@ class StoreAccessManager:
         """By pool and server: the user as the server describes it, after it was made."""
         self._known: dict[PoolKey, StoreAccess] = {}
         """The last answers."""
+        self._turns: dict[PoolKey, _Turn] = {}
+        """Of pools that are worked on now."""
+        self._evicts, self._asked_s = "", -math.inf
 
     async def ensure(self, key: PoolKey) -> StoreAccess:
         """The pool's way into the store; its user is there and as it should be.
 
         While the store is away: the last answer, with the reason. Raises StateUnavailable if there is none.
         """
-        try:
-            await self._ensure_user(key)
-        except UserRefusedError as refusal:
-            self._seen.pop(key, None)
-            access = self._shared(key, str(refusal))
-        except StateUnavailable as error:
-            if (known := self._known.get(key)) is None:
-                raise
-            return StoreAccess(
-                url=known.url, secret=known.secret, is_own_user=known.is_own_user, reason=f"the store is away: {error}"
-            )
-        else:
-            access = self._own(key)
-        self._known[key] = access
-        return access
+        async with self._turn(key):
+            return await self._ensure(key)
 
     async def drop(self, key: PoolKey) -> None:
         """The pool is gone: its user goes, and is logged out. Raises StateUnavailable."""
+        async with self._turn(key):
+            self.forget(key)
+            with contextlib.suppress(UserRefusedError):  # then there is none
+                _refused(await self._store.on_each_server("ACL", "DELUSER", user_name(key)))
+
+    def forget(self, key: PoolKey) -> None:
+        """The pool is another installation's: its user is no longer looked after, and stays as it is."""
         self._seen.pop(key, None)
         self._known.pop(key, None)
-        await self._store.on_each_server("ACL", "DELUSER", user_name(key))
 
     async def run(self) -> None:
         """Makes users again that a server has lost. Until cancelled."""
@@ -82,10 +101,44 @@ class StoreAccessManager:
         replies = await self._store.on_each_server("ACL", "USERS")
         present = {server: set(map(_text, users)) for server, users in replies.items() if isinstance(users, list)}
         lost = [key for key in list(self._seen) if any(user_name(key) not in names for names in present.values())]
+        made = 0
         for key in lost:
-            log.warning("the store has lost the user of pool %s: it is made again", key)
-            await self.ensure(key)
-        return len(lost)
+            async with self._turn(key):
+                # Dropped while others were made again: its user is not to come back.
+                if key in self._seen:
+                    log.warning("the store has lost the user of pool %s: it is made again", key)
+                    await self._ensure(key)
+                    made += 1
+        return made
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, key: PoolKey) -> AsyncIterator[None]:
+        """One at a time for each pool: what is under way when a pool is dropped ends before its user goes."""
+        turn = self._turns.setdefault(key, _Turn())
+        turn.waiting += 1
+        try:
+            async with turn.lock:
+                yield
+        finally:
+            turn.waiting -= 1
+            if not turn.waiting:
+                del self._turns[key]
+
+    async def _ensure(self, key: PoolKey) -> StoreAccess:
+        try:
+            await self._ensure_user(key)
+        except UserRefusedError as refusal:
+            self._seen.pop(key, None)
+            access = self._shared(key, str(refusal))
+        except StateUnavailable as error:
+            if (known := self._known.get(key)) is None:
+                raise
+            return replace(known, reason=f"{AWAY}: {error}")
+        else:
+            access = self._own(key)
+        access = replace(access, evicts=await self._eviction())
+        self._known[key] = access
+        return access
 
     async def _ensure_user(self, key: PoolKey) -> None:
         name, seen = user_name(key), self._seen.get(key, {})
@@ -109,6 +162,16 @@ class StoreAccessManager:
         replies = _refused(await self._store.on_each_server("ACL", "GETUSER", name))
         return {server: None if reply is None else repr(reply) for server, reply in replies.items()}
 
+    async def _eviction(self) -> str:
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._asked_s >= EVICTION_S:
+            self._asked_s = now_s
+            with contextlib.suppress(StateUnavailable):  # asked again in a while
+                before, self._evicts = self._evicts, await evicting_policy(self._store)
+                if self._evicts and self._evicts != before:
+                    log.warning("the store evicts keys (maxmemory-policy %s): set it to %s", self._evicts, SAFE)
+        return self._evicts
+
     def _own(self, key: PoolKey) -> StoreAccess:
         install = self._install
         return self._access(
@@ -121,32 +184,39 @@ class StoreAccessManager:
         return self._access(key, as_given(self._install.store_url), is_own_user=False, refusal=refusal)
 
     def _access(self, key: PoolKey, url: str, *, is_own_user: bool, refusal: str = "") -> StoreAccess:
-        reasons = []
+        notes = []
         if refusal:
-            reasons.append(
-                f"the store refuses users for pools ({refusal}), so the pool's parts have the operator's own"
-                " credentials, which reach every pool's keys"
+            notes.append(
+                f"The store refuses users for pools ({refusal}), so the pool's parts have the operator's own"
+                " credentials, which reach every pool's keys."
             )
         if files := files_left_out(url):
-            reasons.append(
-                f"files named by {', '.join(files)} must be in the pool's containers too, under the same path"
+            notes.append(
+                f"Files named by {', '.join(files)} must be in the pool's containers too, under the same path."
             )
         return StoreAccess(
             url=url,
             secret=self._install.pool_secret(key),
             is_own_user=is_own_user,
-            reason="; ".join(reasons),
+            notes=tuple(notes),
         )
 
 
 def _refused(replies: dict[str, Any]) -> dict[str, Any]:
-    """The replies of the servers that answered. Raises UserRefusedError if one of them refused."""
+    """The replies of the servers that answered. Raises UserRefusedError if one of them makes no users, and
+    StateUnavailable if none of them can do anything now."""
     answered = {}
+    unable = ""
     for server, reply in replies.items():
         if isinstance(reply, ResponseError):
-            raise UserRefusedError(f"{reply}"[:REASON_CHARS_MAX])
-        if not isinstance(reply, Exception):
+            text = f"{reply}"[:REASON_CHARS_MAX]
+            if isinstance(reply, NoPermissionError) or _NO_USERS.match(text):
+                raise UserRefusedError(text)
+            unable = f"{type(reply).__name__}: {text}"
+        elif not isinstance(reply, Exception):
             answered[server] = reply
+    if not answered:
+        raise StateUnavailable(unable or "no server answered")
     return answered
 
 

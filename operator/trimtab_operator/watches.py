@@ -98,6 +98,10 @@ class Watches:
         """Whether it is one of `keys`."""
         return self._cache.is_known(key)
 
+    def covers(self, key: PoolKey) -> bool:
+        """Whether it lies in a namespace that is looked at."""
+        return self._namespaces == (None,) or key.namespace in self._namespaces
+
     async def run(self, queue: KeySink, namespaces: Sequence[str] = ()) -> None:
         """Until cancelled; no namespaces: all of them. Raises FeedEndedError."""
         self._queue = queue

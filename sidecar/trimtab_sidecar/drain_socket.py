@@ -36,13 +36,15 @@ async def serve_drain(directory: Path, drain: Callable[[], Awaitable[None]]) -> 
         path.unlink()  # of a sidecar that is gone: there is one sidecar in a pod
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError, TimeoutError, ValueError):
-            async with asyncio.timeout(ANSWER_S):
-                if await reader.readline() == DRAIN:
-                    await drain()
-                    writer.write(DONE)
-                    await writer.drain()
-        writer.close()
+        try:
+            with contextlib.suppress(OSError, TimeoutError, ValueError):
+                async with asyncio.timeout(ANSWER_S):
+                    if await reader.readline() == DRAIN:
+                        await drain()
+                        writer.write(DONE)
+                        await writer.drain()
+        finally:
+            writer.close()
 
     server = await asyncio.start_unix_server(answer, path=str(path), limit=64)
     path.chmod(0o600)
@@ -54,10 +56,12 @@ async def ask_to_drain(directory: Path) -> None:
     try:
         async with asyncio.timeout(ANSWER_S):
             reader, writer = await asyncio.open_unix_connection(str(socket_path(directory)))
-            writer.write(DRAIN)
-            await writer.drain()
-            answer = await reader.readline()
-            writer.close()
+            try:
+                writer.write(DRAIN)
+                await writer.drain()
+                answer = await reader.readline()
+            finally:
+                writer.close()
     except (OSError, TimeoutError) as error:
         raise DrainSocketError(f"no running sidecar: {type(error).__name__}") from error
     if answer != DONE:

@@ -73,21 +73,24 @@ class DirectClient:
         ]
 
     def close(self) -> None:
-        """Closes what is idle."""
-        for connection in self._idle:
+        """Closes what is idle, and what is in use once it is answered."""
+        closed, self._idle = self._idle, []
+        for connection in closed:
             connection.close()
-        self._idle.clear()
 
     async def _ask(self, packed: bytes, replies: int) -> list[Any]:
         async with self._slots:
+            idle = self._idle
             connection = self._take() or await self._open()
             found = await connection.ask(packed, replies, self._reply_timeout_s)
         if any(isinstance(reply, hiredis.ReplyError) and _is_elsewhere(str(reply)) for reply in found):
             # Not the server that it was: ask anew where it is.
             connection.close()
             self.close()
+        elif idle is not self._idle:
+            connection.close()
         elif connection.is_open:
-            self._idle.append(connection)
+            idle.append(connection)
         return found
 
     def _take(self) -> RespConnection | None:

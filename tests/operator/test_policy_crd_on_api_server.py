@@ -36,7 +36,7 @@ STATUS = PolicyStatus(
     active_since="2026-01-02T03:04:05Z",
     endpoints=EndpointCounts(ready=3, total=4),
     injected=InjectionCounts(pods=3, not_injected=1),
-    pickers=PickerCounts(ready=2, total=2, version="v0.1.0"),
+    pickers=PickerCounts(ready=2, total=2, shown="2/2", version="v0.1.0"),
     model_cards=ModelCards(exact=2, approximate=1, reason="no model card yet"),
     conditions=[
         Condition(
@@ -228,7 +228,7 @@ def test_kubectl_shows_how_the_pool_is_placed(site: Site) -> None:
     assert row.split()[:-1] == ["shown", "chat", "Auto", "RoundRobin", "3", "4", "True"]
     head, row = site.kubectl("get", "trimtab", "-o", "wide", "--field-selector", "metadata.name=shown").splitlines()
     assert head.split()[7:] == ["SINCE", "PICKERS", "VERSION", "REASON", "AGE"]
-    assert row.split()[8:11] == ["2", "v0.1.0", "InForce"]
+    assert row.split()[8:11] == ["2/2", "v0.1.0", "InForce"]
 
 
 def test_kubectl_shows_a_policy_that_has_no_status_yet(site: Site) -> None:

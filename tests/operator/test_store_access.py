@@ -3,12 +3,22 @@
 import asyncio
 import contextlib
 import re
+import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from child_objects import install
+from redis.exceptions import (
+    ClusterDownError,
+    MasterDownError,
+    NoPermissionError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    ResponseError,
+)
 from valkey_server import ValkeyProcess, free_port, running, watched_by_a_sentinel
 
 import trimtab_sidecar
@@ -18,7 +28,7 @@ from trimtab_operator.install import Install
 from trimtab_operator.pool_user import CONNECTION_COMMANDS, KEY_COMMANDS, user_name
 from trimtab_operator.store_access import StoreAccessManager
 from trimtab_operator.store_login import as_given, files_left_out, with_login
-from trimtab_state import ControlDocument, ControlWriter, PoolKeys, StateUnavailable, Store, connect
+from trimtab_state import ControlDocument, ControlWriter, PoolKeys, StateSettings, StateUnavailable, Store, connect
 from trimtab_state.store_url import parse_store_url
 
 KEY, OTHER = PoolKey("ns", "chat"), PoolKey("ns", "chat-2")
@@ -214,8 +224,10 @@ async def test_a_store_that_refuses_users_gives_the_operators_own_login_and_the_
         assert not access.is_own_user
         assert parse_store_url(access.url) == parse_store_url(url)
         assert access.secret == settings.pool_secret(KEY)
-        assert "refuses users" in access.reason
-        assert "acl" in access.reason.lower()
+        assert access.reason == ""
+        (note,) = access.notes
+        assert "refuses users" in note
+        assert "acl" in note.lower()
         async with logged_in(access.url) as store:
             await store.execute("SET", OWN_PREFIX + "x", "1")
         # As soon as the store allows it, the pool has a user of its own.
@@ -228,7 +240,150 @@ async def test_a_store_without_the_command_gives_the_operators_own_login() -> No
         async with manager_of(server.url) as (manager, _, _):
             access = await manager.ensure(KEY)
             assert not access.is_own_user
-            assert "unknown command" in access.reason
+            assert "unknown command" in access.notes[0]
+
+
+@contextlib.contextmanager
+def busy(server: ValkeyProcess) -> Iterator[None]:
+    """A script of somebody's does not end, and the server says so to everybody."""
+    server.command("CONFIG", "SET", "lua-time-limit", "1")
+    login = b"*2\r\n$4\r\nAUTH\r\n$15\r\nof-the-operator\r\n"
+    script = b"*3\r\n$4\r\nEVAL\r\n$17\r\nwhile true do end\r\n$1\r\n0\r\n"
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        connection.sendall(login + script)
+        server.await_reply(b"-BUSY", "GET", "x")
+        try:
+            yield
+        finally:
+            server.command("SCRIPT", "KILL")
+            server.await_reply(b"+PONG", "PING")
+
+
+async def test_a_store_that_is_busy_for_a_while_does_not_refuse_users(server: ValkeyProcess) -> None:
+    async with manager_of(server.url) as (manager, _, _):
+        access = await manager.ensure(KEY)
+        with busy(server):
+            later = await manager.ensure(KEY)
+            assert (later.url, later.is_own_user) == (access.url, True)
+            assert "BUSY" in later.reason
+            # A pool that comes now waits, and does not get the operator's own login.
+            with pytest.raises(StateUnavailable, match="BUSY"):
+                await manager.ensure(OTHER)
+            # Nor is a user taken for gone that could not be deleted.
+            with pytest.raises(StateUnavailable, match="BUSY"):
+                await manager.drop(KEY)
+        assert await manager.ensure(KEY) == access
+        assert (await manager.ensure(OTHER)).is_own_user
+
+
+@pytest.mark.parametrize(
+    ("reply", "is_refusal"),
+    [
+        (NoPermissionError("User limited has no permissions to run the 'acl|setuser' command"), True),
+        (ResponseError("unknown command 'ACL', with args beginning with: 'GETUSER' "), True),
+        (ResponseError("unknown command `ACL`, with args beginning with: `GETUSER`, "), True),
+        (ResponseError("Unknown subcommand or wrong number of arguments for 'SETUSER'. Try ACL HELP."), True),
+        (ResponseError("unknown subcommand 'SETUSER'. Try ACL HELP."), True),
+        (ResponseError("ERR unsupported command 'acl'"), True),
+        (ResponseError("Command is not available: 'ACL'."), True),
+        (ResponseError("Error in ACL SETUSER modifier '+get': Unknown command or category name in ACL"), True),
+        (ResponseError("BUSY Redis is busy running a script. You can only call SCRIPT KILL."), False),
+        (ResponseError("MISCONF Redis is configured to save RDB snapshots. Commands are disabled"), False),
+        (ReadOnlyError("You can't write against a read only replica."), False),
+        (MasterDownError("Link with MASTER is down and replica-serve-stale-data is set to 'no'."), False),
+        (ClusterDownError("The cluster is down"), False),
+        (OutOfMemoryError("command not allowed when used memory > 'maxmemory'."), False),
+        (ResponseError("NOREPLICAS Not enough good replicas to write."), False),
+        (ResponseError("something that nobody has heard yet"), False),
+    ],
+)
+async def test_only_what_says_that_there_are_no_users_is_a_refusal(reply: Exception, is_refusal: bool) -> None:
+    class Answers(Store):
+        """A server that says this to everything."""
+
+        async def on_each_server(self, *command: str | bytes | int) -> dict[str, Any]:
+            return {"server": reply}
+
+    store = Answers(parse_store_url("redis://operator:own@127.0.0.1:1"), StateSettings())
+    manager = StoreAccessManager(store, install(store_url="redis://operator:own@127.0.0.1:1"))
+    if is_refusal:
+        access = await manager.ensure(KEY)
+        assert not access.is_own_user
+        assert str(reply) in access.notes[0]
+    else:
+        with pytest.raises(StateUnavailable, match=re.escape(str(reply))):
+            await manager.ensure(KEY)
+    await store.close()
+
+
+class HeldStore(Store):
+    """The real store, where `ACL SETUSER` for some waits until it may go on."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(parse_store_url(url), StateSettings())
+        self.held: str | None = None
+        self.reached, self.may_go_on = asyncio.Event(), asyncio.Event()
+
+    async def on_each_server(self, *command: str | bytes | int) -> dict[str, Any]:
+        if command[:2] == ("ACL", "SETUSER") and command[2] == self.held:
+            self.reached.set()
+            await self.may_go_on.wait()
+        return await super().on_each_server(*command)
+
+
+async def test_the_user_of_a_pool_that_is_dropped_while_it_is_made_again_does_not_come_back(
+    server: ValkeyProcess,
+) -> None:
+    store = HeldStore(server.url)
+    manager = StoreAccessManager(store, install(store_url=server.url))
+    await manager.ensure(KEY)
+    server.command("ACL", "DELUSER", user_name(KEY))
+    store.held = user_name(KEY)
+    looking = asyncio.create_task(manager.look_after())
+    await store.reached.wait()
+    dropping = asyncio.create_task(manager.drop(KEY))
+    await asyncio.sleep(0)
+    store.may_go_on.set()
+    await asyncio.gather(looking, dropping)
+    assert user_name(KEY).encode() not in server.command("ACL", "USERS")
+    assert await manager.look_after() == 0
+    await store.close()
+
+
+async def test_a_pool_that_is_dropped_while_others_are_looked_after_is_left_alone(server: ValkeyProcess) -> None:
+    store = HeldStore(server.url)
+    manager = StoreAccessManager(store, install(store_url=server.url))
+    for key in (KEY, OTHER):
+        await manager.ensure(key)
+        server.command("ACL", "DELUSER", user_name(key))
+    store.held = user_name(KEY)
+    looking = asyncio.create_task(manager.look_after())
+    await store.reached.wait()
+    await manager.drop(OTHER)
+    store.may_go_on.set()
+    assert await looking == 1
+    assert user_name(KEY).encode() + b"\r\n" in server.command("ACL", "USERS")
+    assert user_name(OTHER).encode() not in server.command("ACL", "USERS")
+    await store.close()
+
+
+@pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl", "noeviction"])
+@pytest.mark.parametrize("missing", ["", "-info", "-config", "-info -config"])
+async def test_a_store_that_evicts_keys_is_told_of_as_far_as_it_may_be_asked(
+    server: ValkeyProcess, policy: str, missing: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.command("CONFIG", "SET", "maxmemory-policy", policy)
+    server.command("ACL", "SETUSER", "limited", "on", ">pw", "~*", "+@all", *missing.split())
+    async with manager_of(server.url.replace(":of-the-operator@", "limited:pw@")) as (manager, _, _):
+        access = await manager.ensure(KEY)
+        expected = "" if policy == "noeviction" or missing == "-info -config" else policy
+        assert access.evicts == expected
+        assert access.is_own_user
+        assert ("set it to noeviction" in caplog.text) is bool(expected)
+        # Not asked at every look.
+        server.command("CONFIG", "RESETSTAT")
+        await manager.ensure(KEY)
+        assert b"cmdstat_info" not in server.command("INFO", "commandstats")
 
 
 async def test_a_password_that_the_operator_reads_from_a_file_is_written_into_a_pools_copy(tmp_path: Path) -> None:

@@ -175,6 +175,12 @@ async def test_what_is_there_before_and_what_comes_after_is_known(rig: Rig) -> N
         assert not rig.watches.is_known(rig.key("one"))
 
 
+async def test_nobody_is_warned_of_signals_that_others_take(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    async with running(rig):
+        pass
+    assert [record for record in caplog.records if "signals" in record.getMessage()] == []
+
+
 async def test_watching_writes_nothing_and_leaves_others_marks_alone(rig: Rig) -> None:
     body = await rig.pool("one")
     body["metadata"]["finalizers"] = ["kopf.zalando.org/KopfFinalizerMarker"]

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -29,14 +30,14 @@ NAMESPACE, POOL = "ns", "pool"
 SEED = pool_seed(SECRET.encode(), NAMESPACE, POOL)
 TABLE = tiny_table()
 LINE_S = 30.0
+PORTS = range(18_000, 32_000)
+"""Below those that the system gives to outgoing connections, so that none of them takes a port before its server."""
 
 
 def free_ports(count: int) -> list[int]:
     """`count` ports in a row that nobody listens on."""
     while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            first = int(probe.getsockname()[1])
+        first = secrets.choice(PORTS)
         with contextlib.suppress(OSError, OverflowError), contextlib.ExitStack() as stack:
             for port in range(first, first + count):
                 stack.enter_context(socket.socket()).bind(("127.0.0.1", port))

@@ -118,7 +118,7 @@ async def zmq_context() -> AsyncIterator[zmq.asyncio.Context]:
         context.destroy(linger=0)
 
 
-async def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
+async def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
     """Wait until `condition()` holds; fails the test where it never does."""
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110 (what is waited for happens in other tasks and threads)

@@ -80,3 +80,15 @@ async def test_a_server_that_was_restarted_is_asked_again_over_a_new_connection(
     server.start()
     assert await store.execute("PING")
     await store.close()
+
+
+async def test_a_connection_in_use_when_the_store_is_closed_ends_with_its_answer(
+    store: Store, server: ValkeyProcess
+) -> None:
+    waiting = asyncio.create_task(store.execute("BLPOP", "{p}list", 5))
+    while not server.says(b"blocked_clients:1\r", "INFO", "clients"):  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    await store.close()
+    server.command("RPUSH", "{p}list", "last")
+    assert await waiting == (b"{p}list", b"last")
+    await asyncio.to_thread(server.await_reply, b"connected_clients:1\r", "INFO", "clients")

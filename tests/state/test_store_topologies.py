@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -72,6 +73,8 @@ async def tls_in_front_of(server: ValkeyProcess, folder: Path) -> AsyncIterator[
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
 
+    serving: set[asyncio.Task[None]] = set()
+
     async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while data := await reader.read(65_536):
@@ -83,18 +86,40 @@ async def tls_in_front_of(server: ValkeyProcess, folder: Path) -> AsyncIterator[
             writer.close()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", server.port)
-        await asyncio.gather(pump(reader, inner_writer), pump(inner_reader, writer))
+        task = asyncio.current_task()
+        assert task is not None
+        serving.add(task)
+        try:
+            inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", server.port)
+            await asyncio.gather(pump(reader, inner_writer), pump(inner_reader, writer))
+        finally:
+            writer.close()
+            serving.discard(task)
 
     listener = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
     try:
         yield listener.sockets[0].getsockname()[1], certificate
     finally:
         listener.close()
-        await asyncio.sleep(0.05)
+        await asyncio.gather(*serving)
 
 
 async def test_over_tls_with_a_private_authority(server: ValkeyProcess, tmp_path: Path) -> None:
+    async with tls_in_front_of(server, tmp_path) as (port, certificate):
+        await lives(f"rediss://localhost:{port}?ssl_ca_certs={certificate}")
+
+
+async def test_an_authority_without_the_extensions_of_a_strict_one_is_trusted(
+    server: ValkeyProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = ssl.create_default_context
+
+    def as_in_python_3_13(*args: Any, **kwargs: Any) -> ssl.SSLContext:
+        context = usual(*args, **kwargs)
+        context.verify_flags |= ssl.VERIFY_X509_STRICT
+        return context
+
+    monkeypatch.setattr(ssl, "create_default_context", as_in_python_3_13)
     async with tls_in_front_of(server, tmp_path) as (port, certificate):
         await lives(f"rediss://localhost:{port}?ssl_ca_certs={certificate}")
 
@@ -120,7 +145,7 @@ async def test_sentinel_failover_is_followed() -> None:
             first.kill()
             await world.is_away()
             world.work()
-            await until(lambda: b"role:master" in second.command("INFO", "replication"), "failover")
+            await until(lambda: second.says(b"role:master", "INFO", "replication"), "failover")
             await world.settled("after the failover")
             world.work()
             await world.settled("and further on")
@@ -138,8 +163,8 @@ async def cluster() -> AsyncIterator[tuple[ValkeyProcess, ValkeyProcess]]:
         two.command("CLUSTER", "ADDSLOTSRANGE", "8192", "16383")
         one.command("CLUSTER", "MEET", "127.0.0.1", str(two.port))
         for node in (one, two):
-            await until(lambda node=node: b"cluster_state:ok" in node.command("CLUSTER", "INFO"), "cluster")
-            await until(lambda node=node: b"cluster_known_nodes:2" in node.command("CLUSTER", "INFO"), "cluster")
+            await until(lambda node=node: node.says(b"cluster_state:ok", "CLUSTER", "INFO"), "cluster")
+            await until(lambda node=node: node.says(b"cluster_known_nodes:2", "CLUSTER", "INFO"), "cluster")
         yield one, two
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from trimtab_operator.api.policy import ApiStruct
+from trimtab_operator.api.api_struct import ApiStruct
 
 ActivePolicy = Literal["Product", "RoundRobin", "LeastRequest"]
 ConditionStatus = Literal["True", "False", "Unknown"]
@@ -71,6 +71,7 @@ class PickerCounts(ApiStruct, frozen=True, kw_only=True):
 
     ready: Annotated[Count, Meta(description="Pickers that answer.")] = 0
     total: Annotated[Count, Meta(description="Pickers that there are to be.")] = 0
+    shown: Annotated[str, Meta(max_length=32, description="Both in one, for lists: `1/2`.")] = ""
     version: Annotated[str, Meta(max_length=512, description="Version that they run: their image's tag or digest.")] = (
         ""
     )

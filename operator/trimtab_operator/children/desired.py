@@ -7,7 +7,7 @@ from trimtab_operator.api.policy import PolicySpec
 from trimtab_operator.api.pool import Pool
 from trimtab_operator.children.endpoints import endpoints_service
 from trimtab_operator.children.envoy import envoy_objects
-from trimtab_operator.children.labels import APPLIED, keyed_hash
+from trimtab_operator.children.labels import APPLIED, INSTALL, keyed_hash
 from trimtab_operator.children.picker import picker_objects
 from trimtab_operator.children.store_secret import StoreAccess, store_secret
 from trimtab_operator.install import Install
@@ -37,5 +37,6 @@ def desired(pool: Pool, spec: PolicySpec, install: Install, access: StoreAccess)
     if has_envoy:
         objects += envoy_objects(pool, spec, install)
     for body in objects:
+        body["metadata"]["annotations"][INSTALL] = install.namespace
         body["metadata"]["annotations"][APPLIED] = keyed_hash(body, install.secret)
     return objects

@@ -29,6 +29,7 @@ from trimtab_operator.envoy_drain import SETTLE_S
 from trimtab_operator.envoy_front import DnsHosts, EnvoyFront
 from trimtab_operator.install import Install
 from trimtab_operator.kube import Object
+from trimtab_operator.policy_document import ANSWER_S, shown_headers, wait_s
 
 LISTEN_PORT: Final = 8080
 """In the pod; the Service's port is the policy's."""
@@ -69,7 +70,7 @@ def envoy_bootstrap(pool: Pool, spec: PolicySpec, install: Install) -> str:
     ports = PickerPorts.of(pool)
     domain = f"{pool.key.namespace}.svc.{install.cluster_domain}"
     front = EnvoyFront(
-        listen_address="0.0.0.0",
+        listen_address=install.listen_address,
         listen_port=LISTEN_PORT,
         admin_port=ADMIN_PORT,
         stats_port=STATS_PORT,
@@ -81,6 +82,8 @@ def envoy_bootstrap(pool: Pool, spec: PolicySpec, install: Install) -> str:
         picker_tls=spec.picker.tls,
         pool_http2=pool.app_protocol == "kubernetes.io/h2c",
         body_bytes_max=spec.picker.body_bytes_max,
+        message_timeout_s=ANSWER_S + wait_s(spec),
+        shown_headers=shown_headers(spec),
         access_log=spec.standalone.access_log,
     )
     return _bootstrap(

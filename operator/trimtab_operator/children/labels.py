@@ -23,6 +23,8 @@ APPLIED: Final = "trimtab.dev/applied"
 """Annotation: keyed hash of all that the operator asked of the object."""
 CONFIG: Final = "trimtab.dev/config"
 """Annotation of pods: keyed hash of what they read at their start, so that a change of it rolls them out."""
+INSTALL: Final = "trimtab.dev/install"
+"""Annotation: the namespace of the operator that made the object, for clusters with more than one."""
 CHILD_SELECTOR: Final = f"{MANAGED_BY}={MANAGER},{POOL_LABEL}"
 """Label selector of all children of all pools."""
 
@@ -68,13 +70,20 @@ def keyed_hash(value: object, key: bytes) -> str:
     return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()[:32]
 
 
-def is_ours(child: Mapping[str, Any], pool: PoolKey, owner_uid: str) -> bool:
+def installation_of(child: Mapping[str, Any]) -> str:
+    """The namespace of the operator that made the object; empty: it does not say."""
+    return str((child["metadata"].get("annotations") or {}).get(INSTALL, ""))
+
+
+def is_ours(child: Mapping[str, Any], pool: PoolKey, owner_uid: str, installation: str) -> bool:
     """Whether the object was made by the operator for this very pool, or one of that name before it.
 
-    One whose labels were taken away is still known by its owner; one with our labels that another controller owns
-    (a copy) is not ours.
+    `installation`: the operator's namespace. One whose labels were taken away is still known by its owner; one with our
+    labels that another controller owns (a copy), or that another installation has made, is not ours.
     """
     about = child["metadata"]
+    if installation_of(child) not in ("", installation):
+        return False
     controllers = [owner for owner in about.get("ownerReferences") or () if owner.get("controller")]
     if any(owner.get("kind") != POOL_KIND or owner.get("name") != pool.name for owner in controllers):
         return False

@@ -1,7 +1,9 @@
 """Names of a pool's children.
 
 The one rule: a name depends on the pool's name alone, is a name that a Service may have (63 characters, no dots), and
-two pools never have the same one because something was cut off: what was cut or changed is replaced by a hash.
+no two children of one kind ever share one, whatever their pools are called. The pickers' Service is `trimtab-POOL`, so
+that of a pool `chat-envoy` would have the name of the Envoy of pool `chat`: it is the picker's that gives way. What was
+cut off or changed is replaced by a hash.
 """
 
 import hashlib
@@ -18,10 +20,11 @@ STORE_SUFFIX: Final = "-store"
 
 
 def child_name(pool_name: str, suffix: str = "") -> str:
-    """`trimtab-POOL` + suffix; where that is no Service name: cut, and with a hash of the pool's name."""
+    """`trimtab-` + POOL + suffix; where that is no Service name, or may be another pool's: with a hash of the name."""
     stem = pool_name.replace(".", "-")
     room = NAME_CHARS_MAX - len(NAME_PREFIX) - len(suffix)
-    if stem != pool_name or len(stem) > room:
+    is_anothers = not suffix and stem.endswith((ENVOY_SUFFIX, ENDPOINTS_SUFFIX))
+    if stem != pool_name or len(stem) > room or is_anothers:
         stem = f"{stem[: room - HASH_CHARS - 1].rstrip('-')}-{_hash(pool_name)}"
     return f"{NAME_PREFIX}{stem}{suffix}"
 
@@ -34,7 +37,7 @@ def label_value(pool_name: str) -> str:
 
 
 def picker_name(pool_name: str) -> str:
-    """Of the pickers' Deployment, Service and PodDisruptionBudget: what the pool's `endpointPickerRef` names."""
+    """Of the pickers' Deployment, Service and PodDisruptionBudget: what the pool's `endpointPickerRef` is to name."""
     return child_name(pool_name)
 
 
@@ -49,7 +52,7 @@ def endpoints_name(pool_name: str) -> str:
 
 
 def store_secret_name(pool_name: str) -> str:
-    """Of the Secret with the pool's way into the store."""
+    """Of the Secret with the pool's way into the store. Pools have no other Secret, so nothing can be called alike."""
     return child_name(pool_name, STORE_SUFFIX)
 
 

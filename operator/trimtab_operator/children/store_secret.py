@@ -29,7 +29,11 @@ class StoreAccess:
     is_own_user: bool
     """The user may touch this pool's keys only. False: the URL has the operator's own credentials."""
     reason: str = ""
-    """What is wrong with it, for people; empty: nothing."""
+    """Why it could not be looked after now, for people; empty: it was."""
+    notes: tuple[str, ...] = ()
+    """What whoever runs the pool should know about it, in sentences."""
+    evicts: str = ""
+    """The store's `maxmemory-policy`, where it evicts keys."""
 
 
 def store_secret(pool: Pool, access: StoreAccess) -> Object:

@@ -18,6 +18,8 @@ USER_ID: Final = 65532
 MIN_READY_S: Final = 10
 """A pod that became ready counts as available after this: longer than cluster DNS keeps an answer (5 s), so that who
 finds pods by DNS knows the new one before an old one goes."""
+PROGRESS_S: Final = 180
+"""A start or an update that gets no further for so long is told of as failed; it goes on all the same."""
 REVISIONS_KEPT: Final = 3
 FIRST_UNPRIVILEGED_PORT: Final = 1024
 
@@ -52,6 +54,7 @@ def deployment(
         "spec": {
             "replicas": replicas,
             "minReadySeconds": MIN_READY_S,
+            "progressDeadlineSeconds": PROGRESS_S,
             "revisionHistoryLimit": REVISIONS_KEPT,
             "selector": {"matchLabels": selector(pool.key, component)},
             # A new one first, then an old one goes: there are never fewer than asked for.

@@ -26,6 +26,7 @@ from trimtab_operator.injection.webhook_configuration import PATH
 from trimtab_operator.injection.webhook_metrics import WebhookMetrics
 from trimtab_operator.install import Install
 from trimtab_operator.kube import POLICIES, POOLS, SECRETS, Kube, Object
+from trimtab_operator.listening import METRICS_FLAG, WEBHOOK_FLAG, listen
 from trimtab_operator.object_watch import ObjectWatch, Sink
 
 logger = logging.getLogger(__name__)
@@ -96,7 +97,7 @@ class WebhookServer:
         return is_synced and self._certificate.pair is not None and not self._is_stopping
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Until `stop` is set. Raises OSError where a port is taken."""
+        """Until `stop` is set. Raises ListenError where a port is taken."""
         async with self._served(), asyncio.TaskGroup() as tasks:
             watching = [tasks.create_task(watch.run()) for watch in self._watches]
             await stop.wait()
@@ -110,15 +111,14 @@ class WebhookServer:
     async def _served(self) -> AsyncIterator[None]:
         settings = self._settings
         async with contextlib.AsyncExitStack() as stack:
-            for app, port, context in (
-                (self._health_app(), settings.health_port, None),
-                (self._webhook_app(), settings.port, self._certificate.context),
+            for app, flag, port, context in (
+                (self._health_app(), METRICS_FLAG, settings.health_port, None),
+                (self._webhook_app(), WEBHOOK_FLAG, settings.port, self._certificate.context),
             ):
                 runner = web.AppRunner(app, access_log=None, keepalive_timeout=KEEP_ALIVE_S)
                 await runner.setup()
                 stack.push_async_callback(runner.cleanup)
-                await web.TCPSite(runner, settings.bind, port, ssl_context=context).start()
-                served = runner.addresses[0][1]
+                served = await listen(runner, settings.bind, port, flag=flag, tls=context)
                 if context is None:
                     self.health_port = served
                 else:

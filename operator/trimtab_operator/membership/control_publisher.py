@@ -84,7 +84,3 @@ class ControlPublisher:
                     # The writer goes on trying by itself and says so in the log; the version is for us to learn.
                     self._wanted.set()
                     await asyncio.sleep(RETRY_S)
-
-    async def delete(self) -> None:
-        """Remove all that the store holds of the pool; `run` must have ended. Raises StateUnavailable."""
-        await self._writer.delete_pool()
