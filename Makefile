@@ -5,7 +5,9 @@
 #   make test         all tests, with the real Envoy and Valkey         (TEST="tests/core -k chain" for flags)
 #   make check        lint, types, rings; with cargo those of the native modules too
 #   make test-engine  the tests that need a real vLLM on the CPU        (VLLM=/path/to/bin/vllm)
-#   make generate     what follows from definitions: our CRD, the reference pages
+#   make e2e          all of it in a Kubernetes cluster, one of its own where none is named (E2E=e2e/test_install.py)
+#   make generate     what follows from definitions: our CRD, the reference pages, the dashboards
+#   make pictures     the dashboards as docs/ shows them, from a live pool (needs Prometheus; three minutes)
 #   make bench        the figures
 #
 # Needs make and Python >= 3.11 with venv. PYTHON=/path/to/python names another one than is found.
@@ -21,13 +23,14 @@ CARGO := $(shell command -v cargo)
 DEMO ?=
 TEST ?=
 BENCH ?=
+E2E ?=
 VLLM ?= $(shell command -v vllm)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo local test check format generate test-engine bench clean
+.PHONY: help demo local test check format generate pictures test-engine e2e bench clean
 
 help:
-	@sed -n '3,11s/^# \{0,3\}//p' Makefile
+	@sed -n '3,13s/^# \{0,3\}//p' Makefile
 
 # A stamp for each set of packages, so that a second run starts at once. The demo needs no test tools.
 $(VENV)/bin/python:
@@ -70,6 +73,9 @@ test-engine: $(VENV)/.dev
 	@test -x "$(VLLM)" || { echo "make test-engine needs a vLLM on the CPU: VLLM=/path/to/bin/vllm" >&2; exit 1; }
 	TRIMTAB_VLLM="$(VLLM)" $(BIN)/python -m pytest -m engine tests $(TEST)
 
+e2e: $(VENV)/.dev
+	e2e/run $(E2E)
+
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -84,6 +90,11 @@ format: $(VENV)/.dev
 
 generate: $(VENV)/.dev
 	$(BIN)/python -m trimtab_operator.api.generate
+	$(BIN)/python charts/values_reference.py
+	PYTHONPATH=observability $(BIN)/python -m trimtab_observability.generate
+
+pictures: $(VENV)/.dev
+	PYTHONPATH=observability $(BIN)/python -m trimtab_observability.pictures
 
 bench: $(VENV)/.dev
 	$(BIN)/python bench/run.py $(BENCH)

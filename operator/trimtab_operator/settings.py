@@ -4,6 +4,7 @@ The one rule: nothing else reads flags or the environment.
 """
 
 import argparse
+import ipaddress
 import re
 import socket
 from collections.abc import Mapping, Sequence
@@ -49,6 +50,9 @@ class Settings:
     standalone: bool
     """What a policy's `standalone.enabled: null` means."""
     cluster_domain: str
+    pods_listen: str
+    """The address on which programs that cannot find out themselves listen in pods: all of IPv4, or of both families
+    where the cluster's own is IPv6."""
     metrics_port: int
     """HTTP: /metrics, /healthz, /readyz. 0: any free one; which one is in the log."""
     bind: str | None
@@ -62,6 +66,8 @@ class Settings:
     certificate_mode: CertificateMode | None
     """Who keeps the webhook's certificate; None: there is no webhook."""
     certificate_secret: str
+    makes_webhook_configuration: bool
+    """False: the chart has made it, and the operator fills in nothing but whom the API server is to trust."""
     kubeconfig: str | None
     log_level: str
 
@@ -93,6 +99,7 @@ def parse_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> 
         image_pull_secrets=tuple(options.image_pull_secret or ()),
         standalone=options.standalone,
         cluster_domain=options.cluster_domain,
+        pods_listen=_pods_listen(environment),
         metrics_port=options.metrics_port,
         bind=options.bind or None,
         elects_leader=options.leader_election,
@@ -102,17 +109,19 @@ def parse_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> 
         webhook_service=options.webhook_service,
         certificate_mode=None if options.webhook_certificate == "none" else options.webhook_certificate,
         certificate_secret=options.webhook_certificate_secret,
+        makes_webhook_configuration=options.webhook_configuration == "made",
         kubeconfig=options.kubeconfig,
         log_level=options.log_level,
     )
 
 
-def install_of(settings: Settings, secret: bytes) -> Install:
+def install_of(settings: Settings, secret: bytes, cluster_uid: str = "") -> Install:
     """What the parts need to know of the installation."""
     return Install(
         namespace=settings.namespace,
         store_url=settings.store_url,
         secret=secret,
+        cluster_uid=cluster_uid,
         picker_image=settings.picker_image,
         sidecar_image=settings.sidecar_image,
         envoy_image=settings.envoy_image,
@@ -120,6 +129,7 @@ def install_of(settings: Settings, secret: bytes) -> Install:
         image_pull_secrets=settings.image_pull_secrets,
         standalone_by_default=settings.standalone,
         cluster_domain=settings.cluster_domain,
+        listen_address=settings.pods_listen,
     )
 
 
@@ -161,6 +171,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--webhook-certificate", choices=("none", *CERTIFICATE_MODES), default="self", help="who keeps the webhook's "
         "certificate (default: self, the operator); none: there is no webhook")  # fmt: skip
     add("--webhook-certificate-secret", default=SECRET_NAME, metavar="NAME", help="Secret with it")
+    add("--webhook-configuration", choices=("made", "given"), default="made", help="made: with certificates of its own "
+        "the operator makes the MutatingWebhookConfiguration (default); given: a chart does, and the operator puts its "
+        "caBundle into it")  # fmt: skip
     add("--kubeconfig", metavar="FILE", help="how to reach the API server, outside a cluster [KUBECONFIG]")
     add("--log-level", type=str.lower, choices=("debug", "info", "warning", "error"), default="info")
     return parser
@@ -176,6 +189,15 @@ def _name(text: str) -> str:
     if not re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", text):
         raise argparse.ArgumentTypeError(f"{text!r} is no namespace's name")
     return text
+
+
+def _pods_listen(environment: Mapping[str, str]) -> str:
+    """The API server's Service has an address of the family that pods and Services have first."""
+    try:
+        is_v6 = ipaddress.ip_address(environment.get("KUBERNETES_SERVICE_HOST", "").strip("[]")).version == 6
+    except ValueError:
+        is_v6 = False  # a name, or no cluster around us
+    return "::" if is_v6 else "0.0.0.0"
 
 
 def _own_namespace() -> str:

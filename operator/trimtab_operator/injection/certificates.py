@@ -25,6 +25,7 @@ from trimtab_operator.injection.certificate_secret import pair_in, secret_of
 from trimtab_operator.injection.webhook_configuration import (
     WebhookAddress,
     configuration_name,
+    trusted_only,
     webhook_configuration,
 )
 from trimtab_operator.kube import SECRETS, WEBHOOKS, Kube, KubeError, Object
@@ -49,6 +50,8 @@ class CertificateState:
     renewed: bool = False
     fault: str = ""
     """What is wrong and cannot be put right here; empty: nothing."""
+    is_awaited: bool = False
+    """The webhook's configuration is somebody else's to make, and not there yet."""
 
 
 class CertificateKeeper:
@@ -61,6 +64,7 @@ class CertificateKeeper:
         *,
         mode: CertificateMode = "self",
         secret_name: str = SECRET_NAME,
+        makes_configuration: bool = True,
         address: WebhookAddress | None = None,
         life_s: float = LIFE_S,
         clock: Callable[[], float] = time.time,
@@ -70,6 +74,7 @@ class CertificateKeeper:
         self._namespace = namespace
         self._mode = mode
         self._secret_name = secret_name
+        self._makes_configuration = makes_configuration
         self._address = address or WebhookAddress(namespace=namespace)
         self._life_s = life_s
         self._clock = clock
@@ -80,8 +85,8 @@ class CertificateKeeper:
         """Until cancelled: look again and again, sooner where something failed."""
         while True:
             try:
-                await self.ensure()
-                pause_s = CHECK_S
+                state = await self.ensure()
+                pause_s = RETRY_S if state.is_awaited else CHECK_S
             except KubeError as error:
                 logger.warning("the webhook's certificate was not looked after", extra={"error": str(error)})
                 pause_s = RETRY_S
@@ -106,19 +111,27 @@ class CertificateKeeper:
         pair, now_s = pair_in(secret), self._clock()
         reason = self._reason_to_renew(pair, now_s)
         if pair is not None and reason is None:
-            await self._trust(ca_bundle(pair.ca, (), now_s=now_s))
-            return CertificateState(expires_s=life_of(pair.certificate)[1])
+            is_trusted = await self._trust(ca_bundle(pair.ca, (), now_s=now_s))
+            return self._kept(pair, is_trusted=is_trusted)
         present = await self._kube.get(WEBHOOKS, None, configuration_name(self._namespace))
         old = [_bundle_in(present), *([pair.ca] if pair is not None else [])]
         new = make_pair(self._address.hosts(), now_s=now_s, life_s=self._life_s)
         bundle = ca_bundle(new.ca, old, now_s=now_s)
         logger.info("new certificate of the webhook", extra={"reason": reason})
-        await self._trust(bundle)
+        is_trusted = await self._trust(bundle)
         if present is not None:
             await self._sleep(SETTLE_S)
         new = ServingPair(certificate=new.certificate, key=new.key, ca=bundle)
         await self._store(new, secret)
-        return CertificateState(expires_s=life_of(new.certificate)[1], renewed=True)
+        return self._kept(new, is_trusted=is_trusted, renewed=True)
+
+    def _kept(self, pair: ServingPair, *, is_trusted: bool, renewed: bool = False) -> CertificateState:
+        return CertificateState(
+            expires_s=life_of(pair.certificate)[1],
+            renewed=renewed,
+            fault="" if is_trusted else f"there is no {WEBHOOKS.kind} {configuration_name(self._namespace)}",
+            is_awaited=not is_trusted,
+        )
 
     def _reason_to_renew(self, pair: ServingPair | None, now_s: float) -> str | None:
         if pair is None:
@@ -130,8 +143,16 @@ class CertificateKeeper:
             return "it does not hold yet"
         return "two thirds of its life are over" if now_s >= renew_at_s(pair.certificate) else None
 
-    async def _trust(self, bundle: bytes) -> None:
-        await self._kube.apply(webhook_configuration(self._address, bundle))
+    async def _trust(self, bundle: bytes) -> bool:
+        """False: the configuration is somebody else's to make, and there is none."""
+        if self._makes_configuration:
+            await self._kube.apply(webhook_configuration(self._address, bundle))
+            return True
+        # Never made here: an apply to nothing would, once the chart has taken it away.
+        if await self._kube.get(WEBHOOKS, None, configuration_name(self._namespace)) is None:
+            return False
+        await self._kube.apply(trusted_only(self._namespace, bundle))
+        return True
 
     async def _store(self, pair: ServingPair, present: Object | None) -> None:
         version = None if present is None else present["metadata"]["resourceVersion"]

@@ -1,7 +1,8 @@
 """The MutatingWebhookConfiguration: when the API server asks the webhook, and what it does where that fails.
 
 The one rule: a pod never waits for Trimtab, and none is refused because of it: failures are ignored, and nothing is
-asked but for new pods in namespaces that opted in. The chart renders the same object where the operator may not.
+asked but for new pods in namespaces that opted in. The chart renders the same object; then only what the API server is
+to trust is written here, so that no field has two writers.
 """
 
 import base64
@@ -50,6 +51,16 @@ class WebhookAddress:
 def configuration_name(namespace: str) -> str:
     """Of the installation in that namespace: there may be several in a cluster."""
     return f"trimtab-injection-{namespace}"
+
+
+def trusted_only(namespace: str, bundle: bytes) -> Object:
+    """To be applied to a configuration that somebody else has made: one field of it."""
+    return {
+        "apiVersion": WEBHOOKS.api_version,
+        "kind": WEBHOOKS.kind,
+        "metadata": {"name": configuration_name(namespace)},
+        "webhooks": [{"name": WEBHOOK_NAME, "clientConfig": {"caBundle": base64.b64encode(bundle).decode()}}],
+    }
 
 
 def webhook_configuration(address: WebhookAddress, bundle: bytes) -> Object:

@@ -1,0 +1,45 @@
+"""What docs/install.md shows is what the chart takes and does."""
+
+import re
+from typing import Any
+
+import yaml
+from helm import CHART, ROOT, Helm, named, pod_specs
+
+PAGE = (ROOT / "docs" / "install.md").read_text()
+
+
+def examples() -> list[dict[str, Any]]:
+    """The indented blocks that are values of the chart."""
+    known = set(yaml.safe_load((CHART / "values.yaml").read_text()))
+    found = []
+    for block in re.findall(r"(?:^ {4,}.*\n)+", PAGE, flags=re.MULTILINE):
+        try:
+            body = yaml.safe_load(block)
+        except yaml.YAMLError:
+            continue
+        if isinstance(body, dict) and set(body) <= known:
+            found.append(body)
+    return found
+
+
+def test_the_values_that_it_shows_are_taken(helm4: Helm) -> None:
+    assert len(examples()) >= 4
+    for values in examples():
+        assert helm4.objects(values)
+
+
+def test_the_amounts_of_memory_that_it_shows_are_those_of_the_chart(helm4: Helm) -> None:
+    rows = re.findall(r"^\| `(pools: .*?)`.*?\| (\d+) MiB \| (\d+) MiB \|", PAGE, flags=re.MULTILINE)
+    assert len(rows) == 3
+    for sizing, data, pod in rows:
+        objects = helm4.objects({"store": {"valkey": {"sizing": yaml.safe_load(f"{{{sizing}}}")}}})
+        assert f"maxmemory {data}mb\n" in named(objects, "ConfigMap", "trimtab-valkey")["data"]["valkey.conf"]
+        assert pod_specs(objects)["trimtab-valkey"]["containers"][0]["resources"]["limits"]["memory"] == f"{pod}Mi"
+
+
+def test_the_files_that_it_names_are_there() -> None:
+    for path in re.findall(r"(?:manifests|charts|docs|bench)/[\w./-]*\w", PAGE):
+        assert (ROOT / path).exists(), path
+    for path in re.findall(r"\]\(([\w./-]+)(?:#[\w-]+)?\)", PAGE):
+        assert (ROOT / "docs" / path).exists(), path
