@@ -7,7 +7,6 @@ operator's part, the control document, is written from here. It must not know wh
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import secrets
 import signal
@@ -40,6 +39,7 @@ from trimtab.probes import free_ports, get_json, http_ok, is_free, json_says, li
 from trimtab.processes import READY_S, ProcessError, Supervisor
 from trimtab_operator.envoy_config import bootstrap_json
 from trimtab_operator.envoy_front import EnvoyFront, StaticHosts
+from trimtab_operator.policy_document import ANSWER_S
 from trimtab_state import ControlDocument, ControlWriter, EndpointSpec, Policy, PoolKeys, connect
 from trimtab_state.documents import PolicyName
 
@@ -68,6 +68,10 @@ class StackSettings:
     """Envoy on 8080 and the first picker's page on 9090 where these are free, for people; else any free ports."""
     policy: PolicyName = "product"
     """How the pickers choose."""
+    wait_s: float = 0.0
+    """How long requests may wait in a picker under the policies that the stack will have; Envoy is more patient."""
+    shown_headers: tuple[str, ...] = ()
+    """Request headers by which the pickers decide under them."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -83,6 +87,8 @@ class Stack:
     admin_port: int
     secret: str = field(default_factory=lambda: secrets.token_hex(16), repr=False)
     control: ControlWriter | None = None
+    keeper: asyncio.Task[None] | None = None
+    """Writes the control document again if the store forgets it."""
 
     @property
     def url(self) -> str:
@@ -111,6 +117,13 @@ class Stack:
     async def restart(self, name: str) -> None:
         """Start a process again with the command that it had."""
         await self.supervisor.restart(name)
+
+    async def hand_over(self) -> None:
+        """Leave the control document, which stays as it is, to somebody else: an operator."""
+        self.control = None
+        if self.keeper is not None:
+            self.keeper.cancel()
+            await asyncio.gather(self.keeper, return_exceptions=True)
 
     def document(
         self, *, endpoints: Sequence[EnginePorts] | None = None, policy: Policy | None = None
@@ -216,13 +229,12 @@ async def _control_document(stack: Stack) -> AsyncIterator[None]:
     store = connect(stack.store_url)
     stack.control = ControlWriter(store, stack.keys)
     await stack.control.put(stack.document())
-    keeper = asyncio.ensure_future(stack.control.run())
+    stack.keeper = asyncio.ensure_future(stack.control.run())
     try:
         yield
     finally:
-        keeper.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await keeper
+        stack.keeper.cancel()
+        await asyncio.gather(stack.keeper, return_exceptions=True)
         await store.close()
 
 
@@ -282,7 +294,13 @@ async def _start_pickers(stack: Stack) -> None:
 
 
 async def _start_envoy(stack: Stack) -> None:
-    front = EnvoyFront(listen_port=stack.front_port, admin_port=stack.admin_port, show_endpoint=True)
+    front = EnvoyFront(
+        listen_port=stack.front_port,
+        admin_port=stack.admin_port,
+        show_endpoint=True,
+        message_timeout_s=ANSWER_S + stack.settings.wait_s,
+        shown_headers=stack.settings.shown_headers,
+    )
     pool = StaticHosts(addresses=tuple(ports.address for ports in stack.engines))
     pickers = StaticHosts(addresses=tuple(f"{LOOPBACK}:{ports.grpc}" for ports in stack.pickers))
     config = stack.supervisor.log_dir / "envoy.json"

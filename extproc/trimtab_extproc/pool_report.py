@@ -7,13 +7,18 @@ import hashlib
 from collections.abc import Callable
 from typing import Any
 
+from trimtab_core.hotspot import Hotspot
 from trimtab_core.placement import LoadView
 from trimtab_core.scheduler import Scheduler
 from trimtab_extproc.endpoint_table import Endpoint, EndpointTable
 from trimtab_extproc.fleet_view import FleetView
+from trimtab_extproc.model_view import ModelView
 from trimtab_extproc.reservations import Reservations
 from trimtab_extproc.telemetry import EndpointGauges, FleetGauges
+from trimtab_state import Heartbeat
 
+BLOCK_TOKENS_DEFAULT = 16
+"""Of an engine that has not said."""
 FRESH_PAIRS_MAX = 200_000
 """Up to this many pairs in the index, every answer counts them anew."""
 INDEX_AGE_MAX_S = 10.0
@@ -48,23 +53,15 @@ class PoolReport:
     def gauges(self) -> FleetGauges:
         """What /metrics shows."""
         load = self._scheduler.load()
-        candidates = self._fleet.view(None).candidates
+        view = self._fleet.view(None)
         index_chunks, index_pairs = self._scheduler.index_size()
         return FleetGauges(
-            endpoints=tuple(
-                EndpointGauges(
-                    name=endpoint.name,
-                    requests=int(load.requests[endpoint.slot]),
-                    external=int(load.external[endpoint.slot]),
-                    queued_tokens=float(load.queued_tokens[endpoint.slot]),
-                    prefill_rate=float(load.prefill_rate[endpoint.slot]),
-                    is_candidate=endpoint.slot < len(candidates) and bool(candidates[endpoint.slot]),
-                )
-                for endpoint in self._table.all()
-            ),
+            endpoints=tuple(_gauges(endpoint, load, view, self._fleet) for endpoint in self._table.all()),
             index_chunks=index_chunks,
             index_pairs=index_pairs,
             open_reservations=len(self._reservations),
+            oldest_reservation_s=self._reservations.oldest_s(self._clock()),
+            policy=self._fleet.policy.policy,
             is_connected=self._fleet.is_connected,
             is_ready=self._fleet.is_ready,
             unsynced_endpoints=sum(self._fleet.is_unsynced(endpoint.name) for endpoint in self._table.all()),
@@ -80,10 +77,12 @@ class PoolReport:
             "connected": self._fleet.is_connected,
             "policy": policy.policy,
             "policy_reason": policy.reason or None,
+            "control_version": self._fleet.control_version,
             "members": self._fleet.member_count,
             "open_reservations": len(self._reservations),
             "index_chunks": index_chunks,
             "index_pairs": index_pairs,
+            "hotspots": [_hotspot(hotspot) for hotspot in self._scheduler.hotspots().hotspots],
         }
 
     def endpoint_names(self) -> list[str]:
@@ -135,11 +134,54 @@ class PoolReport:
         return hashes.tolist(), tokens.tolist()
 
 
+def _hotspot(hotspot: Hotspot) -> dict[str, Any]:
+    return {
+        "prefix_class": f"{hotspot.prefix_class:016x}",
+        "acted_on": hotspot.is_acted_on,
+        "holders": hotspot.holders,
+        "others": hotspot.others,
+        "in_class": hotspot.in_class,
+        "arrivals": hotspot.arrivals,
+    }
+
+
+def _gauges(endpoint: Endpoint, load: LoadView, view: ModelView, fleet: FleetView) -> EndpointGauges:
+    slot, heartbeat = endpoint.slot, fleet.heartbeat(endpoint.name)
+    requests, external, queued = int(load.requests[slot]), int(load.external[slot]), float(load.queued_tokens[slot])
+    block_tokens = (heartbeat.block_tokens if heartbeat is not None else 0) or BLOCK_TOKENS_DEFAULT
+    is_candidate = slot < len(view.candidates) and bool(view.candidates[slot])
+    return EndpointGauges(
+        name=endpoint.name,
+        requests=requests,
+        external=external,
+        queued_tokens=queued,
+        prefill_rate=float(load.prefill_rate[slot]),
+        product=max(queued, block_tokens) * (int(load.weight_milli[slot]) / 1000 + external + 1),
+        weight=int(load.weight_milli[slot]) / 1000 + external,
+        round_trip_s=fleet.class_terms.round_trip_s(endpoint),
+        is_candidate=is_candidate,
+        is_exact=is_candidate and bool(view.exact[slot]),
+        state=_state(endpoint, heartbeat, view, fleet),
+        reported_requests=None if heartbeat is None else heartbeat.running + heartbeat.waiting,
+        kv_usage=None if heartbeat is None else heartbeat.kv_usage,
+    )
+
+
+def _state(endpoint: Endpoint, heartbeat: Heartbeat | None, view: ModelView, fleet: FleetView) -> str:
+    """One of a closed set: "not_member" | "draining" | "no_heartbeat" | what the sidecar says."""
+    if not fleet.is_member(endpoint.name):
+        return "not_member"
+    if view.excluded.get(endpoint.slot) == "draining":
+        return "draining"
+    return "no_heartbeat" if heartbeat is None else heartbeat.state
+
+
 def _load(load: LoadView, endpoint: Endpoint) -> dict[str, Any]:
     slot = endpoint.slot
     return {
         "requests": int(load.requests[slot]),
         "external": int(load.external[slot]),
+        "weight": int(load.weight_milli[slot]) / 1000,
         "queued_tokens": round(float(load.queued_tokens[slot]), 1),
         "prefill_rate": round(float(load.prefill_rate[slot]), 1),
     }

@@ -4,12 +4,13 @@ The one rule: the scheduler's change and the entry in the load log are made in o
 between them, and a step that the scheduler does not know (any more) is not told. Nothing here fails.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import msgspec
 
 from trimtab_core.chunks import U32, U64
+from trimtab_core.extra_terms import ORDINARY_MILLI
 from trimtab_core.placement import Placement
 from trimtab_core.scheduler import Scheduler
 from trimtab_extproc.endpoint_table import Endpoint, EndpointTable
@@ -27,6 +28,7 @@ class LoadLog(Protocol):
         batch: int,
         sample_hashes: U64,
         sample_tokens: U32,
+        weight_milli: int,
     ) -> None: ...
 
     def first_token(self, reservation_id: int) -> None: ...
@@ -40,6 +42,10 @@ class Observer(Protocol):
     """Who counts what happens to reservations."""
 
     def moved(self, *, is_known: bool) -> None: ...
+
+    def first_token(self, *, seconds: float, seen_by: str) -> None: ...
+
+    def first_token_assumed(self) -> None: ...
 
     def used(self, *, model_label: str, predicted_tokens: int, prompt_tokens: int, cached_tokens: int) -> None: ...
 
@@ -58,6 +64,7 @@ class Open(msgspec.Struct, kw_only=True, eq=False):
     predicted_tokens: int
     """The hit that the choice counted on."""
     model_label: str
+    opened_s: float
 
 
 class Reservations:
@@ -78,17 +85,33 @@ class Reservations:
         self._open: dict[int, Open] = {}
         self.load_log: LoadLog | None = None
         """Set once by the composition root: the log itself asks us for what is open."""
+        self.on_freed: Callable[[], None] | None = None
+        """Set once by the picker, whose requests may wait for a place."""
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def opened(self, placement: Placement, endpoint: Endpoint, *, batch: int, model_label: str) -> None:
+    def oldest_s(self, now_s: float) -> float:
+        """Age of the reservation that is open for longest; 0 if none is."""
+        return next((now_s - entry.opened_s for entry in self._open.values()), 0.0)
+
+    def opened(
+        self,
+        placement: Placement,
+        endpoint: Endpoint,
+        *,
+        batch: int,
+        model_label: str,
+        now_s: float,
+        weight_milli: int = ORDINARY_MILLI,
+    ) -> None:
         """A placement was made: tell it to the others."""
         hit_tokens = placement.hit_tokens
         self._open[placement.reservation_id] = Open(
             endpoint=endpoint,
             predicted_tokens=int(hit_tokens[endpoint.slot]) if endpoint.slot < len(hit_tokens) else 0,
             model_label=model_label,
+            opened_s=now_s,
         )
         if self.load_log is not None:
             self.load_log.reserve(
@@ -98,18 +121,35 @@ class Reservations:
                 batch,
                 placement.sample_hashes,
                 placement.sample_tokens,
+                weight_milli,
             )
 
     def first_token(self, reservation_id: int, *, now_s: float) -> None:
         """The first token was seen in the response."""
-        if self._scheduler.first_token(reservation_id, now_s) and self.load_log is not None:
+        if not self._scheduler.first_token(reservation_id, now_s):
+            return
+        self._timed(reservation_id, now_s, "response")
+        if self.load_log is not None:
             self.load_log.first_token(reservation_id)
 
-    def seen(self, reservation_ids: Iterable[int]) -> None:
-        """The scheduler took these first tokens as seen by itself: from KV events, or by the prefill rate."""
-        if self.load_log is not None:
-            for reservation_id in reservation_ids:
+    def seen(self, reservation_ids: Iterable[int], *, now_s: float) -> None:
+        """The scheduler saw these first tokens in the KV events."""
+        for reservation_id in reservation_ids:
+            self._timed(reservation_id, now_s, "kv_events")
+            if self.load_log is not None:
                 self.load_log.first_token(reservation_id)
+
+    def assumed(self, reservation_ids: Iterable[int]) -> None:
+        """By the prefill rate these first tokens are there; nobody saw them."""
+        for reservation_id in reservation_ids:
+            self._observer.first_token_assumed()
+            if self.load_log is not None:
+                self.load_log.first_token(reservation_id)
+
+    def _timed(self, reservation_id: int, now_s: float, seen_by: str) -> None:
+        entry = self._open.get(reservation_id)
+        if entry is not None:
+            self._observer.first_token(seconds=now_s - entry.opened_s, seen_by=seen_by)
 
     def served(self, reservation_id: int, address: str, *, now_s: float) -> None:
         """The endpoint that really served; the reservation moves with the request."""
@@ -152,6 +192,8 @@ class Reservations:
         self._scheduler.finish(reservation_id, now_s)
         if self.load_log is not None:
             self.load_log.finished(reservation_id)
+        if self.on_freed is not None:
+            self.on_freed()
 
     def for_lease(self) -> list[OpenReservation]:
         """What the lease says: every open reservation as the scheduler knows it."""
@@ -163,6 +205,7 @@ class Reservations:
                 batch=record.batch,
                 sample_hashes=record.sample_hashes,
                 sample_tokens=record.sample_tokens,
+                weight_milli=record.weight_milli,
             )
             for record in self._scheduler.open_reservations()
             if (endpoint := self._table.at_slot(record.slot)) is not None

@@ -14,15 +14,18 @@ from prometheus_client.utils import floatToGoString
 
 
 class Tally:
-    """A counter by the value of one label; with `label` None just one number, under the value ""."""
+    """A counter by the value of one label; with `label` None just one number, under the value "".
+
+    `values` are shown from the start, with 0: Prometheus does not see the first step of a series that begins with 1.
+    """
 
     __slots__ = ("counts", "label", "name", "text")
 
-    def __init__(self, name: str, text: str, label: str | None = None) -> None:
+    def __init__(self, name: str, text: str, label: str | None = None, values: Sequence[str] = ()) -> None:
         self.name = name
         self.text = text
         self.label = label
-        self.counts: dict[str, float] = {} if label else {"": 0.0}
+        self.counts: dict[str, float] = dict.fromkeys(values, 0.0) if label else {"": 0.0}
 
     def add(self, value: str = "", amount: float = 1.0) -> None:
         """Counts."""
@@ -73,9 +76,9 @@ class TallyCollector(Collector):
         self._values = values
         self._members: list[Tally | Spread] = []
 
-    def tally(self, name: str, text: str, label: str | None = None) -> Tally:
+    def tally(self, name: str, text: str, label: str | None = None, values: Sequence[str] = ()) -> Tally:
         """A new counter."""
-        made = Tally(name, text, label)
+        made = Tally(name, text, label, values)
         self._members.append(made)
         return made
 

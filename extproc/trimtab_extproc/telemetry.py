@@ -10,7 +10,7 @@ Bounds: `MODEL_LABELS_MAX` model names; more count as "other".
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, Gauge, generate_latest
+from prometheus_client import CollectorRegistry, Gauge, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -35,8 +35,16 @@ _DECISION_BUCKETS = (
     0.25,
     1.0,
 )
+_SCHEDULER_BUCKETS = (0.00002, 0.00005, 0.0001, 0.00015, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1)
+_FIRST_TOKEN_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+_RATIO_BUCKETS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 _TOKEN_BUCKETS = (16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576)
 _BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+REFUSALS = ("no_endpoints", "subset_empty", "endpoints_full", "too_many_open", "wait_over", "wait_queue_full")
+WAIT_ENDS = ("placed", "refused", "wait_over", "wait_queue_full", "left")
+FIRST_TOKEN_SIGHTS = ("response", "kv_events", "prefill_rate")
+"""How a first token is known: in the response's body, by the KV events, or not seen at all and taken as there."""
+POLICIES = ("product", "round_robin", "least_request")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +56,18 @@ class EndpointGauges:
     external: int
     queued_tokens: float
     prefill_rate: float
+    product: float
+    """P x B that a request would find whose whole prompt is in the endpoint's cache."""
     is_candidate: bool
+    is_exact: bool
+    state: str
+    reported_requests: int | None
+    """Running and waiting, as the engine's last heartbeat said; None without one."""
+    kv_usage: float | None
+    weight: float
+    """Requests there, each with the weight of its class."""
+    round_trip_s: float | None
+    """None: not known, or the policy does not ask for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +78,8 @@ class FleetGauges:
     index_chunks: int
     index_pairs: int
     open_reservations: int
+    oldest_reservation_s: float
+    policy: str
     is_connected: bool
     is_ready: bool
     unsynced_endpoints: int
@@ -70,6 +91,7 @@ class Telemetry:
 
     def __init__(self, *, pool: str, pool_namespace: str, implementation: str, front: str = "") -> None:
         self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
         self._pool = (pool, pool_namespace)
         names = ("pool", "pool_namespace")
 
@@ -81,7 +103,7 @@ class Telemetry:
         self._approximate = counter(
             "trimtab_approximate_decisions", "Placements without an exact view of the prefix, by why.", "reason"
         )
-        self._rejected = counter("trimtab_rejected", "Requests refused, by why.", "reason")
+        self._rejected = counter("trimtab_rejected", "Requests refused, by why.", "reason", REFUSALS)
         self._protocol_errors = counter("trimtab_protocol_errors", "Streams that broke the protocol.")
         self._failures = counter("trimtab_failures", "Streams ended by a fault of our own.")
         self._not_ready = counter("trimtab_not_ready", "Streams ended because the pool was not known yet.")
@@ -105,11 +127,39 @@ class Telemetry:
         self._decision_seconds = histogram(
             "trimtab_decision_seconds", "From the complete request to the choice, hashing included.", _DECISION_BUCKETS
         )
+        self._scheduler_seconds = histogram(
+            "trimtab_scheduler_seconds",
+            "Match, score and reserve, and telling it: the choice from the hashed prompt on.",
+            _SCHEDULER_BUCKETS,
+        )
         self._hop_seconds = histogram(
             "trimtab_hop_seconds",
             "From the last byte of the request to the answer, as it is sent.",
             _DECISION_BUCKETS,
         )
+        self._predicted_hit_ratio = histogram(
+            "trimtab_predicted_hit_ratio", "Share of a prompt expected in the chosen endpoint's cache.", _RATIO_BUCKETS
+        )
+        self._measured_hit_ratio = histogram(
+            "trimtab_measured_hit_ratio",
+            "Share of a prompt that the engine found there, as its usage said.",
+            _RATIO_BUCKETS,
+        )
+        self._first_token_seconds = histogram(
+            "trimtab_first_token_seconds",
+            "From the choice to the first token, where that was seen.",
+            _FIRST_TOKEN_BUCKETS,
+        )
+        self._first_tokens = counter(
+            "trimtab_first_tokens", "First tokens, by how they were known.", "seen_by", FIRST_TOKEN_SIGHTS
+        )
+        self._kept_away = counter(
+            "trimtab_hotspot_moved_requests", "Requests kept from the holders of their prefix, a hotspot."
+        )
+        self._waits = counter(
+            "trimtab_waits", "Requests that waited for a place, by how that ended.", "outcome", WAIT_ENDS
+        )
+        self._wait_seconds = histogram("trimtab_wait_seconds", "How long they waited.", _FIRST_TOKEN_BUCKETS)
         self._p_tokens = histogram("trimtab_chosen_p_tokens", "P of the chosen endpoint.", _TOKEN_BUCKETS)
         self._batch = histogram("trimtab_chosen_batch", "B of the chosen endpoint.", _BATCH_BUCKETS)
         self._loop_lag_seconds = histogram(
@@ -138,6 +188,18 @@ class Telemetry:
         gauge = Gauge("trimtab_log_lag_seconds", text, ("pool", "pool_namespace"), registry=self.registry)
         gauge.labels(*self._pool).set_function(log_lag_s)
 
+    def watch_waiting(self, count: Callable[[], int]) -> None:
+        """Ask for this at every scrape."""
+        text = "Requests that wait in this picker for a place."
+        gauge = Gauge("trimtab_waiting_requests", text, ("pool", "pool_namespace"), registry=self.registry)
+        gauge.labels(*self._pool).set_function(count)
+
+    def watch_replicas(self, count: Callable[[], int]) -> None:
+        """Ask for this at every scrape."""
+        text = "Pickers of the pool that this one knows of, itself included."
+        gauge = Gauge("trimtab_replicas", text, ("pool", "pool_namespace"), registry=self.registry)
+        gauge.labels(*self._pool).set_function(count)
+
     def expose(self) -> bytes:
         """All of it in Prometheus's text format."""
         return generate_latest(self.registry)
@@ -153,25 +215,35 @@ class Telemetry:
     def exchange_closed(self) -> None:
         self._in_flight_count -= 1
 
-    def decided(self, *, seconds: float) -> None:
+    def decided(self, *, seconds: float, scheduler_seconds: float) -> None:
         self._decision_seconds.observe(seconds)
+        self._scheduler_seconds.observe(scheduler_seconds)
 
     def answered(self, *, seconds: float) -> None:
         self._hop_seconds.observe(seconds)
 
     def placed(self, placement: Placement, *, approximate_reason: str | None, model_label: str) -> None:
         self._decisions.add(placement.reason)
+        if placement.hotspot is not None:
+            self._kept_away.add()
         if approximate_reason is not None:
             self._approximate.add(approximate_reason)
         slot = placement.slot
         model = self._model(model_label)
         self._prompt_tokens.add(model, placement.prompt_tokens)
-        self._hit_tokens.add(model, float(placement.hit_tokens[slot]))
+        hit_tokens = float(placement.hit_tokens[slot])
+        self._hit_tokens.add(model, hit_tokens)
+        if placement.prompt_tokens:
+            self._predicted_hit_ratio.observe(min(1.0, hit_tokens / placement.prompt_tokens))
         self._p_tokens.observe(float(placement.p_tokens[slot]))
         self._batch.observe(float(placement.batch[slot]))
 
     def rejected(self, *, reason: str) -> None:
         self._rejected.add(reason)
+
+    def waited(self, *, seconds: float, outcome: str) -> None:
+        self._waits.add(outcome)
+        self._wait_seconds.observe(seconds)
 
     def protocol_error(self) -> None:
         self._protocol_errors.add()
@@ -185,11 +257,20 @@ class Telemetry:
     def moved(self, *, is_known: bool) -> None:
         (self._moved if is_known else self._unknown_served).add()
 
+    def first_token(self, *, seconds: float, seen_by: str) -> None:
+        self._first_tokens.add(seen_by)
+        self._first_token_seconds.observe(seconds)
+
+    def first_token_assumed(self) -> None:
+        self._first_tokens.add("prefill_rate")
+
     def used(self, *, model_label: str, predicted_tokens: int, prompt_tokens: int, cached_tokens: int) -> None:
         model = self._model(model_label)
         self._measured_prompt_tokens.add(model, prompt_tokens)
         self._measured_hit_tokens.add(model, cached_tokens)
         self._measured_predicted_tokens.add(model, min(predicted_tokens, prompt_tokens))
+        if prompt_tokens:
+            self._measured_hit_ratio.observe(min(1.0, cached_tokens / prompt_tokens))
 
     def _model(self, label: str) -> str:
         if label not in self._models:
@@ -234,6 +315,7 @@ class _FleetCollector(Collector):
             ("trimtab_index_chunks", "Distinct chunks in the index.", fleet.index_chunks),
             ("trimtab_index_pairs", "Pairs of an endpoint and a chunk it holds.", fleet.index_pairs),
             ("trimtab_open_reservations", "Reservations of this replica.", fleet.open_reservations),
+            ("trimtab_oldest_reservation_seconds", "Age of the oldest of them; 0: none.", fleet.oldest_reservation_s),
             ("trimtab_state_connected", "1 while the shared state is current.", int(fleet.is_connected)),
             ("trimtab_ready", "1 once the pool is known.", int(fleet.is_ready)),
             ("trimtab_unsynced_endpoints", "Endpoints whose chunks wait for a snapshot.", fleet.unsynced_endpoints),
@@ -242,15 +324,43 @@ class _FleetCollector(Collector):
             family = GaugeMetricFamily(name, text, labels=("pool", "pool_namespace"))
             family.add_metric(self._pool, value)
             yield family
-        read: tuple[tuple[str, str, Callable[[EndpointGauges], float]], ...] = (
+        family = GaugeMetricFamily(
+            "trimtab_policy",
+            "1 for the policy by which this replica chooses.",
+            labels=("pool", "pool_namespace", "policy"),
+        )
+        for policy in dict.fromkeys((*POLICIES, fleet.policy)):
+            family.add_metric((*self._pool, policy), policy == fleet.policy)
+        yield family
+        family = GaugeMetricFamily(
+            "trimtab_endpoint_state",
+            "1 for the state of the endpoint, as its sidecar and the operator tell it.",
+            labels=("pool", "pool_namespace", "model_server", "state"),
+        )
+        for endpoint in fleet.endpoints:
+            family.add_metric((*self._pool, endpoint.name, endpoint.state), 1)
+        yield family
+        read: tuple[tuple[str, str, Callable[[EndpointGauges], float | None]], ...] = (
             ("trimtab_endpoint_requests", "Requests on the endpoint.", lambda e: e.requests + e.external),
+            ("trimtab_endpoint_weight", "The same, each with the weight of its class.", lambda e: e.weight),
             ("trimtab_endpoint_external_requests", "Those of them that came past us.", lambda e: e.external),
             ("trimtab_endpoint_queued_tokens", "Uncached prompt tokens on their way.", lambda e: e.queued_tokens),
             ("trimtab_endpoint_prefill_rate", "Tokens per second of prefill.", lambda e: e.prefill_rate),
+            ("trimtab_endpoint_round_trip_seconds", "The way to it, where it counts.", lambda e: e.round_trip_s),
+            ("trimtab_endpoint_product", "P x B for a prompt that it holds whole.", lambda e: e.product),
             ("trimtab_endpoint_candidate", "1 if it may be chosen.", lambda e: int(e.is_candidate)),
+            ("trimtab_endpoint_exact", "1 if its cache is known chunk by chunk.", lambda e: int(e.is_exact)),
+            (
+                "trimtab_endpoint_reported_requests",
+                "Running and waiting, as the engine says.",
+                lambda e: e.reported_requests,
+            ),
+            ("trimtab_endpoint_kv_usage", "Share of the KV cache that requests hold.", lambda e: e.kv_usage),
         )
         for name, text, value_of in read:
             family = GaugeMetricFamily(name, text, labels=("pool", "pool_namespace", "model_server"))
             for endpoint in fleet.endpoints:
-                family.add_metric((*self._pool, endpoint.name), value_of(endpoint))
+                shown = value_of(endpoint)
+                if shown is not None:
+                    family.add_metric((*self._pool, endpoint.name), shown)
             yield family

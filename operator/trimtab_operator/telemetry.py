@@ -44,6 +44,9 @@ class Telemetry:
         self._sidecars = self._gauge("pool_sidecars", "Pods with the sidecar, and without.", (*POOL, "state"))
         self._heard = self._gauge("pool_endpoints_known", "Endpoints by how their cache is known.", (*POOL, "how"))
         self._store = self._gauge("pool_store_connected", "1: the store could be read for this pool.", POOL)
+        self._refused = self._gauge(
+            "pool_policies_refused", "Policies for the pool that cannot be used, or are not the oldest.", POOL
+        )
         self._problems = self._gauge("pool_apply_problems", "Children refused or somebody else's.", POOL)
 
     def watch(self, *, depth: Callable[[], float], age_s: Callable[[], float], leads: Callable[[], float]) -> None:
@@ -77,10 +80,11 @@ class Telemetry:
         if error is not None:
             self._errors.labels(key.namespace, key.name).inc()
 
-    def saw(self, facts: PoolFacts, *, switches: int) -> None:
+    def saw(self, facts: PoolFacts, *, switches: int, policies_refused: int) -> None:
         """One pool as it was found."""
         pool = (facts.pool.key.namespace, facts.pool.key.name)
         self._switches.labels(*pool).set(switches)
+        self._refused.labels(*pool).set(policies_refused)
         if facts.decision is not None:
             for name in MODES:
                 self._mode.labels(*pool, name).set(facts.decision.policy == name)
@@ -105,7 +109,7 @@ class Telemetry:
         pool = {"pool_namespace": key.namespace, "pool": key.name}
         for metric in (
             self._errors, self._switches, self._mode, self._fallback, self._endpoints, self._pickers, self._sidecars,
-            self._heard, self._store, self._problems,
+            self._heard, self._store, self._problems, self._refused,
         ):  # fmt: skip
             metric.remove_by_labels(pool)
 

@@ -38,6 +38,9 @@ logger = logging.getLogger(__name__)
 class Publisher(Protocol):
     """Where chunks, heartbeats and cards go: `trimtab_state`'s `KvPublisher`. The first three only enqueue."""
 
+    connected: bool
+    """The store took the last batch."""
+
     def publish(self, changes: ChunkChanges, epoch: str) -> None: ...
     def heartbeat(self, heartbeat: Heartbeat) -> None: ...
     def card(self, digest: str, data: bytes) -> None: ...

@@ -199,7 +199,9 @@ class PoolFollower:
             self._caught_up = False
             self._grace()
         self._cursors.start(newest, self._settings.lookback_s)
-        self._lag_s, self._lag_at_s = self._cursors.lag_s(newest), asyncio.get_running_loop().time()
+        now_s = asyncio.get_running_loop().time()
+        self._lag_s = self._cursors.lag_s(newest, looked_ago_s=now_s - self._lag_at_s)
+        self._lag_at_s = now_s
 
     def _take_control(self, data: bytes | None) -> None:
         """A missing document is no document: what was known stays."""

@@ -35,16 +35,29 @@ class StreamCursors:
     def __init__(self, streams: Sequence[str]) -> None:
         self._streams = tuple(streams)
         self._positions: dict[str, tuple[int, int]] = {}
+        self._ends: dict[str, tuple[int, int]] = {}
+        """The newest entries at the last look for the lag."""
 
     def have_gone_back(self, newest: Sequence[tuple[int, int]]) -> bool:
         """A stream's newest entry is older than what was read: it is not the stream that it was."""
         ends = zip(self._streams, newest, strict=True)
         return any(end < self._positions.get(stream, START) for stream, end in ends)
 
-    def lag_s(self, newest: Sequence[tuple[int, int]]) -> float:
-        """How much older the last entry read is than the newest there is, of the stream where that is most, seconds."""
-        ends = zip(self._streams, newest, strict=True)
-        return max((max(0, end[0] - self._positions.get(stream, end)[0]) for stream, end in ends), default=0) / 1000
+    def lag_s(self, newest: Sequence[tuple[int, int]], *, looked_ago_s: float) -> float:
+        """How much older the last entry read is than the newest there is, of the stream where that is most, seconds.
+
+        A stream of which everything was read that was there at the last look is behind by no more than the time since:
+        one that was quiet for long and has an entry just now is not late.
+        """
+        lag_ms = 0.0
+        for stream, end in zip(self._streams, newest, strict=True):
+            position, end_before = self._positions.get(stream, end), self._ends.get(stream)
+            behind_ms = float(max(0, end[0] - position[0]))
+            if end_before is not None and position >= end_before:
+                behind_ms = min(behind_ms, looked_ago_s * 1000)
+            lag_ms = max(lag_ms, behind_ms)
+        self._ends = dict(zip(self._streams, newest, strict=True))
+        return lag_ms / 1000
 
     def restart(self) -> None:
         """Read all streams from their first entry; what a follower knows already, it skips."""

@@ -58,6 +58,8 @@ async def test_a_pod_is_told_with_its_card_its_load_and_its_cache(pod: Pod) -> N
     metrics = await pod.own_metrics()
     assert metrics["decode_errors_total"] == metrics["unknown_parents_total"] == metrics["gaps_total"] == 0
     assert metrics["chunks"] == len(pod.mirror.chunks[pod.endpoint()])
+    assert metrics["state_connected"] == 1
+    assert {"requests_running", "requests_waiting", "kv_usage"} <= metrics.keys()
     text = (pod.directory / "sidecar.log").read_text()
     assert pod.logs()
     assert not any(part in text for part in ("first of several", "Another one", "third text"))

@@ -209,13 +209,26 @@ def test_an_outage_is_logged_at_its_start_at_each_other_reason_and_at_its_end(ca
 def test_the_lag_of_a_reader_is_that_of_the_stream_where_it_is_most_behind() -> None:
     cursors = StreamCursors(("a", "b"))
     cursors.start([(10_000, 0), (0, 0)], lookback_s=4.0)
-    assert cursors.lag_s([(10_000, 0), (0, 0)]) == 4.0
+    assert cursors.lag_s([(10_000, 0), (0, 0)], looked_ago_s=60.0) == 4.0
     cursors.advance("a", (9_500, 3))
     cursors.advance("b", (7_000, 0))
-    assert cursors.lag_s([(10_000, 0), (8_250, 1)]) == 1.25
+    assert cursors.lag_s([(10_000, 0), (8_250, 1)], looked_ago_s=60.0) == 1.25
     cursors.advance("a", (10_000, 0))
     cursors.advance("b", (8_250, 1))
-    assert cursors.lag_s([(10_000, 0), (8_250, 1)]) == 0.0
+    assert cursors.lag_s([(10_000, 0), (8_250, 1)], looked_ago_s=60.0) == 0.0
+
+
+def test_a_stream_that_was_quiet_is_not_late_with_the_entry_that_just_came() -> None:
+    cursors = StreamCursors(["busy", "quiet"])
+    cursors.start([(100_000, 0), (50_000, 0)], 0.0)
+    assert cursors.lag_s([(100_000, 0), (50_000, 0)], looked_ago_s=1.0) == 0.0
+    # An entry after 51 s, which is not read yet.
+    assert cursors.lag_s([(100_200, 0), (101_000, 0)], looked_ago_s=1.0) == 1.0
+    # It is still not read a second later.
+    assert cursors.lag_s([(100_200, 0), (101_000, 1)], looked_ago_s=1.0) == 51.0
+    cursors.advance("busy", (100_200, 0))
+    cursors.advance("quiet", (101_000, 1))
+    assert cursors.lag_s([(100_450, 0), (101_000, 1)], looked_ago_s=1.0) == 0.25
 
 
 def test_what_waits_longest_is_asked_for_first_so_that_none_starves() -> None:
