@@ -16,7 +16,7 @@ import msgspec
 from trimtab_operator.api.policy import PolicyError, PolicySpec
 from trimtab_operator.api.pool import Pool, PoolKey
 from trimtab_operator.apply import ApplyReport, ChildApplier
-from trimtab_operator.children.desired import desired, is_standalone
+from trimtab_operator.children.desired import desired, is_as_made, is_standalone
 from trimtab_operator.children.labels import installation_of, is_ours
 from trimtab_operator.children.names import NAME_PREFIX, envoy_name, picker_name, store_secret_name
 from trimtab_operator.children.store_secret import StoreAccess, access_in
@@ -34,7 +34,7 @@ from trimtab_operator.pool_register import PoolRegister
 from trimtab_operator.pool_run import PoolRun
 from trimtab_operator.pool_status import ParentsFull, parent_entry, write_parents
 from trimtab_operator.status import announcements, policy_status, write_status
-from trimtab_operator.store_access import StoreAccessManager
+from trimtab_operator.store_access import AWAY, StoreAccessManager
 from trimtab_operator.telemetry import Telemetry
 from trimtab_operator.watches import Watches
 from trimtab_operator.work_queue import PoolQueue
@@ -89,6 +89,8 @@ class PoolReconciler:
         self._runs: dict[PoolKey, PoolRun] = {}
         self._unwanted_since_s: dict[PoolKey, float] = {}
         """Pools that are there, and were ours until then."""
+        self._leaving: set[PoolKey] = set()
+        """Pools whose removal has begun and did not end yet."""
         self._told: dict[PoolKey, list[Object]] = {}
         """Conditions of pools without a policy, which have no status of ours to keep them."""
         self.crd_problem = ""
@@ -125,23 +127,18 @@ class PoolReconciler:
             await self._let_go(key, body)
             return
         self._unwanted_since_s.pop(key, None)
-        if await self._claims.stands_back(key, policies[0] if policies else body, self._watches.children(key)):
-            if (run := self._runs.pop(key, None)) is not None:
-                await run.stop()
-                self._told.pop(key, None)
-                self._telemetry.forgotten(key)
+        self._leaving.discard(key)
+        if other := await self._claims.other(key, self._watches.children(key)):
+            await self._leave_to_the_other(key)
+            await self._claims.stand_back(key, other, policies[0] if policies else body, self._watches.children(key))
             return
         pool = Pool.of(body)
         spec, error = self._spec(key, policies)
-        access, access_problem = await self._store_access(key)
+        access, access_problem = await self._store_access(pool)
         run = self._running(key)
         run.configure(pool, spec)
-        report = ApplyReport(errors=["nothing was made yet: it waits for the store"])
-        if access is not None:
-            report = await self._bring_about(pool, spec, access)
+        report = await self._bring_about(pool, spec, access)
         await self._report(body, pool, spec, policies, error, run, report, access, access_problem)
-        if access is None:
-            raise StateUnavailable(access_problem)
         self._queue.add(key, REFRESH_S * self._rng.uniform(0.8, 1.2))
 
     # What is declared.
@@ -206,17 +203,31 @@ class PoolReconciler:
         log.info("pool %s is ours", key)
         return run
 
-    async def _store_access(self, key: PoolKey) -> tuple[StoreAccess | None, str]:
+    async def _store_access(self, pool: Pool) -> tuple[StoreAccess, str]:
+        """The pool's way into the store, and what is wrong with the store."""
+        key = pool.key
         try:
             # First the register, so that nothing is in the store that no sweep would find.
             await self._register.add(key)
             access = await self._access.ensure(key)
         except StateUnavailable as error:
-            problem = f"the store is away: {error}"
+            problem = f"{AWAY}: {error}"
             # What was made by it before is kept up without it.
-            secret = await self._kube.get(SECRETS, key.namespace, store_secret_name(key.name))
-            return (None if secret is None else access_in(secret, reason=problem)), problem
+            access = (
+                self._access.last(key, reason=problem)
+                or await self._access_made_before(pool, problem)
+                or self._access.presumed(key, reason=problem)
+            )
+            return access, problem
         return access, access.reason
+
+    async def _access_made_before(self, pool: Pool, problem: str) -> StoreAccess | None:
+        """As an operator before us has put it into the pool's Secret; None: it has not, or somebody has changed it."""
+        secret = await self._kube.get(SECRETS, pool.key.namespace, store_secret_name(pool.key.name))
+        access = None if secret is None else access_in(secret, reason=problem)
+        if secret is None or access is None or not is_as_made(secret, pool, self._install, access):
+            return None
+        return access
 
     async def _bring_about(self, pool: Pool, spec: PolicySpec, access: StoreAccess) -> ApplyReport:
         wanted = desired(pool, spec, self._install, access)
@@ -238,30 +249,47 @@ class PoolReconciler:
 
     async def _let_go(self, key: PoolKey, body: Object | None) -> None:
         """Take down what is ours of a pool that is gone, or that nobody wants from us any more."""
-        run = self._runs.get(key)
         children = await self._children(key)
-        if run is None and not children and not await self._is_registered(key):
+        if not (key in self._runs or children or key in self._leaving or await self._is_registered(key)):
             return
-        if body is not None and (wait_s := self._kept_for_s(key, body)) > 0:
+        if await self._claims.other(key, self._watches.children(key)):
+            await self._leave_to_the_other(key)
+            return
+        if body is not None and key not in self._leaving and (wait_s := self._kept_for_s(key, body)) > 0:
             log.info("pool %s is nobody's any more: it is let go in %.0f s", key, wait_s)
             self._queue.add(key, wait_s)
             return
         log.info("pool %s is let go", key)
-        if run is not None:
-            del self._runs[key]
-            await run.stop()
+        # From here on until it is done, whatever fails meanwhile.
+        self._leaving.add(key)
+        await self._end(key)
         report = await self._applier.remove_all(key, children)
+        if body is not None:
+            await write_parents(self._kube, key, None, now=rfc3339(self._clock()))
         # First the user, so that none of its pickers writes again what is deleted next.
         await self._access.drop(key)
         await ControlWriter(self._store, PoolKeys(key.namespace, key.name)).delete_pool()
-        if body is not None:
-            await write_parents(self._kube, key, None, now=rfc3339(self._clock()))
         if report.errors:
             raise KubeError(0, "NotRemoved", "; ".join(report.errors))
         await self._register.remove(key)
+        self._leaving.discard(key)
+
+    async def _end(self, key: PoolKey) -> None:
+        """What we have of it in this process."""
+        if (run := self._runs.pop(key, None)) is not None:
+            await run.stop()
         self._unwanted_since_s.pop(key, None)
         self._told.pop(key, None)
         self._telemetry.forgotten(key)
+
+    async def _leave_to_the_other(self, key: PoolKey) -> None:
+        """Another installation has the pool: what is in the store is its own, and never ours to sweep."""
+        await self._end(key)
+        self._leaving.discard(key)
+        try:
+            await self._register.remove(key)
+        except StateUnavailable as error:
+            log.debug("pool %s is still in the register: %s", key, error)
 
     async def _is_registered(self, key: PoolKey) -> bool:
         try:
@@ -281,8 +309,8 @@ class PoolReconciler:
         await self._watches.synced.wait()
         while True:
             try:
-                for key in await self._register.all() - self._watches.keys():
-                    if self._watches.covers(key):
+                for key in await self._register.all():
+                    if key not in self._runs and self._watches.covers(key):
                         self._queue.add(key)
             except StateUnavailable as error:
                 log.debug("orphans are not looked for: %s", error)
@@ -299,7 +327,7 @@ class PoolReconciler:
         error: PolicyError | None,
         run: PoolRun,
         report: ApplyReport,
-        access: StoreAccess | None,
+        access: StoreAccess,
         access_problem: str,
     ) -> None:
         members = run.members
@@ -321,9 +349,9 @@ class PoolReconciler:
             fleet=await read_fleet(self._store, run.keys, names),
             decision=run.decision,
             store_problem=access_problem,
-            is_own_store_user=access is None or access.is_own_user,
-            store_notes=() if access is None else access.notes,
-            store_evicts="" if access is None else access.evicts,
+            is_own_store_user=access.is_own_user,
+            store_notes=access.notes,
+            store_evicts=access.evicts,
             foreign=report.foreign,
             installations=report.installations,
             apply_errors=report.errors,

@@ -66,12 +66,18 @@ class StoreAccessManager:
         self._evicts, self._asked_s = "", -math.inf
 
     async def ensure(self, key: PoolKey) -> StoreAccess:
-        """The pool's way into the store; its user is there and as it should be.
-
-        While the store is away: the last answer, with the reason. Raises StateUnavailable if there is none.
-        """
+        """The pool's way into the store; its user is there and as it should be. Raises StateUnavailable."""
         async with self._turn(key):
             return await self._ensure(key)
+
+    def last(self, key: PoolKey, *, reason: str) -> StoreAccess | None:
+        """The last answer of `ensure`, for when there is no other; None: there was none."""
+        known = self._known.get(key)
+        return None if known is None else replace(known, reason=reason)
+
+    def presumed(self, key: PoolKey, *, reason: str) -> StoreAccess:
+        """What `ensure` will most likely answer: nearly every store lets us make users."""
+        return replace(self._own(key), reason=reason)
 
     async def drop(self, key: PoolKey) -> None:
         """The pool is gone: its user goes, and is logged out. Raises StateUnavailable."""
@@ -130,10 +136,6 @@ class StoreAccessManager:
         except UserRefusedError as refusal:
             self._seen.pop(key, None)
             access = self._shared(key, str(refusal))
-        except StateUnavailable as error:
-            if (known := self._known.get(key)) is None:
-                raise
-            return replace(known, reason=f"{AWAY}: {error}")
         else:
             access = self._own(key)
         access = replace(access, evicts=await self._eviction())

@@ -1,6 +1,7 @@
 """Two installations of Trimtab in one cluster that look for pools in one namespace: one has it, one stands back."""
 
 import asyncio
+import base64
 import contextlib
 import random
 import time
@@ -28,7 +29,8 @@ from trimtab_operator.kube import (
     KubeError,
     Object,
 )
-from trimtab_operator.pool_claim import holder
+from trimtab_operator.pool_claim import NAMELESS, holder
+from trimtab_operator.pool_register import PoolRegister
 from trimtab_operator.pool_user import user_name
 from trimtab_operator.reconcile import PoolReconciler
 from trimtab_operator.telemetry import Telemetry
@@ -41,8 +43,12 @@ CHILDREN = 9
 ROUNDS_MAX = 40
 
 
-def made_by(installation: str) -> Object:
-    return {"metadata": {"annotations": {"trimtab.dev/install": installation} if installation else {}}}
+def made_by(installation: str, pool_secret: str = "ours") -> Object:
+    values = {"store-url": "redis://store", "secret": pool_secret}
+    return {
+        "metadata": {"annotations": {"trimtab.dev/install": installation} if installation else {}},
+        "data": {name: base64.b64encode(value.encode()).decode() for name, value in values.items()},
+    }
 
 
 @pytest.mark.parametrize(
@@ -63,7 +69,14 @@ def test_the_store_secret_says_whose_a_pool_is_and_the_other_children_where_ther
     secret: str | None, children: Sequence[str], expected: str
 ) -> None:
     found = None if secret is None else made_by(secret)
-    assert holder(found, [made_by(child) for child in children], "ours") == expected
+    assert holder(found, [made_by(child) for child in children], "ours", "ours") == expected
+
+
+def test_a_store_secret_that_tells_no_installation_tells_by_what_it_holds() -> None:
+    assert holder(made_by("", "ours"), [], "ours", "ours") == ""
+    assert holder(made_by("", "theirs"), [], "ours", "ours") == NAMELESS
+    damaged: Object = {**made_by(""), "data": {}}
+    assert holder(damaged, [], "ours", "ours") == ""
 
 
 class Operator:
@@ -74,11 +87,12 @@ class Operator:
         self.store = connect(url)
         self.watches = Watches(kube, rng=rng, kubeconfig=str(kube_config))
         self.queue = PoolQueue(rng=rng, is_known=self.watches.is_known)
+        # Each has a secret of its own, so it would make another user and other objects.
+        self.install = install(namespace=installation, store_url=url, secret=installation.encode())
         self.reconciler = PoolReconciler(
             kube=kube,
             store=self.store,
-            # Each has a secret of its own, so it would make another user and other objects.
-            install=install(namespace=installation, store_url=url, secret=installation.encode()),
+            install=self.install,
             watches=self.watches,
             queue=self.queue,
             telemetry=Telemetry(),
@@ -129,6 +143,17 @@ class Cluster:
             bodies, _ = await self.kube.list_all(resource, self.key.namespace, label_selector=selector)
             found += [{**body, "kind": resource.kind} for body in bodies]
         return found
+
+    async def annotate(self, installation: str | None) -> None:
+        for body in await self.objects():
+            if is_child(body):
+                note = {"metadata": {"annotations": {"trimtab.dev/install": installation}}}
+                await self.kube.merge(KINDS[body["kind"]], self.key.namespace, body["metadata"]["name"], note)
+
+    async def pickers(self) -> Object:
+        body = await self.kube.get(DEPLOYMENTS, self.key.namespace, "trimtab-chat")
+        assert body is not None
+        return body
 
     async def versions(self) -> dict[str, str]:
         return {f"{b['kind']}/{b['metadata']['name']}": b["metadata"]["resourceVersion"] for b in await self.objects()}
@@ -183,7 +208,7 @@ async def test_a_second_installation_leaves_a_pool_alone_and_says_whose_it_is(cl
             assert event["type"] == "Warning"
             assert event["regarding"]["kind"] == POLICIES.kind
             assert "in namespace trimtab-green; the one in namespace trimtab-blue leaves it alone" in event["note"]
-            assert f"kubectl -n {cluster.key.namespace} annotate secret," in event["note"]
+            assert f"kubectl -n {cluster.key.namespace} annotate --overwrite secret," in event["note"]
             # Of a pool that goes, it takes nothing down either.
             await cluster.kube.delete(POLICIES, cluster.key.namespace, "chat")
             await cluster.kube.delete(POOLS, cluster.key.namespace, "chat")
@@ -213,21 +238,46 @@ async def test_two_installations_that_begin_at_once_end_with_one_of_them(cluster
         assert await cluster.said()
 
 
-async def test_a_pool_whose_installation_is_gone_can_be_handed_over(cluster: Cluster) -> None:
+async def test_a_pool_can_be_handed_over_while_both_are_at_work_and_its_pickers_stay(cluster: Cluster) -> None:
     first, second = cluster.operator("trimtab-green"), cluster.operator("trimtab-blue")
     await cluster.declare()
-    async with first.at_work(cluster.key.namespace):
+    register = PoolRegister(first.store, first.install)
+    async with first.at_work(cluster.key.namespace), second.at_work(cluster.key.namespace):
         await cluster.until_quiet(first)
-    async with second.at_work(cluster.key.namespace):
         await cluster.until_quiet(second)
         assert await cluster.makers() == {"trimtab-green"}
+        before = await cluster.pickers()
         # The remedy of the Event's text.
-        for body in await cluster.objects():
-            if is_child(body):
-                note = {"metadata": {"annotations": {"trimtab.dev/install": None}}}
-                await cluster.kube.merge(KINDS[body["kind"]], cluster.key.namespace, body["metadata"]["name"], note)
-        await cluster.until_quiet(second)
+        await cluster.annotate("trimtab-blue")
+        await cluster.until_quiet(first, second)
         assert await cluster.makers() == {"trimtab-blue"}
+        assert (await cluster.pickers())["metadata"]["uid"] == before["metadata"]["uid"]
+        assert first.reconciler.run_of(cluster.key) is None
+        assert await register.all() == set()
+        # Nor does it sweep the other's, where it let go sooner.
+        await register.add(cluster.key)
+        await cluster.kube.delete(POLICIES, cluster.key.namespace, "chat")
+        user = cluster.user()
+
+        async def knows() -> bool:
+            return not first.watches.policies(cluster.key)
+
+        await eventually(knows)
+        await first.reconciler.reconcile(cluster.key)
+        assert await register.all() == set()
+        assert cluster.user() == user
+
+
+async def test_children_that_tell_no_installation_stay_with_whoever_made_them(cluster: Cluster) -> None:
+    first, second = cluster.operator("trimtab-green"), cluster.operator("trimtab-blue")
+    await cluster.declare()
+    async with first.at_work(cluster.key.namespace), second.at_work(cluster.key.namespace):
+        await cluster.until_quiet(first)
+        before = await cluster.pickers()
+        await cluster.annotate(None)
+        await cluster.until_quiet(second, first)
+        assert await cluster.makers() == {"trimtab-green"}
+        assert (await cluster.pickers())["metadata"]["uid"] == before["metadata"]["uid"]
 
 
 async def test_a_store_secret_that_was_deleted_is_made_again_by_its_own_installation(cluster: Cluster) -> None:

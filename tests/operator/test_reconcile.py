@@ -1,10 +1,11 @@
 """Looks at pools when something else goes wrong: the store is away, another cluster shares it, a policy is replaced."""
 
 import asyncio
+import base64
 import contextlib
 import random
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,8 +15,9 @@ from valkey_server import ValkeyProcess, running
 from waiting_on import eventually
 
 from trimtab_operator.api.pool import PoolKey
+from trimtab_operator.children.labels import APPLIED
 from trimtab_operator.fallback import FallbackState
-from trimtab_operator.kube import DEPLOYMENTS, POLICIES, POOLS, Kube, Object
+from trimtab_operator.kube import DEPLOYMENTS, POLICIES, POOLS, SECRETS, Kube, Object
 from trimtab_operator.pool_register import PoolRegister
 from trimtab_operator.pool_run import PoolRun
 from trimtab_operator.pool_user import user_name
@@ -25,6 +27,8 @@ from trimtab_operator.watches import Watches
 from trimtab_operator.work_queue import PoolQueue
 from trimtab_state import ControlDocument, PoolKeys, connect
 from trimtab_state.documents import decode_control
+
+SECRET = "trimtab-chat-store"
 
 
 class OperatorParts:
@@ -68,6 +72,10 @@ class OperatorParts:
     async def control(self) -> ControlDocument | None:
         data = await self.store.execute("GET", PoolKeys(self._key.namespace, self._key.name).control)
         return None if data is None else decode_control(data)
+
+    def look(self) -> None:
+        """Now, as after anything that happens."""
+        self._queue.add(self._key)
 
     def worked(self, key: PoolKey, *, seconds: float, error: str | None) -> None:
         self.looks.append(error)
@@ -136,6 +144,24 @@ class Cluster:
         """Their Deployment."""
         return await self.kube.get(DEPLOYMENTS, self.namespace, "trimtab-chat")
 
+    async def secret(self) -> Object:
+        body = await self.kube.get(SECRETS, self.namespace, SECRET)
+        assert body is not None
+        return body
+
+    def has_secret(self, data: Object) -> Callable[[], Awaitable[bool]]:
+        async def has_it() -> bool:
+            body = await self.kube.get(SECRETS, self.namespace, SECRET)
+            return body is not None and body["data"] == data
+
+        return has_it
+
+    async def parents(self) -> list[Object]:
+        """Entries of the pool's `status.parents`."""
+        body = await self.kube.get(POOLS, self.namespace, "chat") or {}
+        found: list[Object] = body.get("status", {}).get("parents", [])
+        return found
+
     async def store_condition(self) -> tuple[str, str]:
         body = await self.kube.get(POLICIES, self.namespace, "chat") or {}
         found = [c for c in body.get("status", {}).get("conditions", []) if c["type"] == "StoreReachable"]
@@ -177,6 +203,56 @@ async def test_an_operator_that_starts_while_the_store_is_away_keeps_the_childre
         await eventually(is_said)
         server.start()
         await eventually(after.control)
+
+
+async def test_the_store_secret_is_made_again_without_the_store_and_no_changed_one_is_believed(
+    cluster: Cluster, server: ValkeyProcess
+) -> None:
+    await cluster.put_pool()
+    await cluster.put_policy()
+    parts = cluster.operator(server.url)
+    async with parts.at_work():
+        before = await eventually(cluster.pickers)
+        asked = (await cluster.secret())["data"]
+        await eventually(parts.control)
+        server.kill()
+        await cluster.kube.delete(SECRETS, cluster.namespace, SECRET)
+        parts.look()
+        await eventually(cluster.has_secret(asked))
+    # One that knows nothing from before, and a Secret that leads elsewhere.
+    elsewhere = {"data": {"store-url": base64.b64encode(b"redis://evil.example:6379/0").decode()}}
+    for _ in range(2):
+        await cluster.kube.merge(SECRETS, cluster.namespace, SECRET, elsewhere)
+        async with cluster.operator(server.url).at_work():
+            await eventually(cluster.has_secret(asked))
+        await cluster.kube.merge(SECRETS, cluster.namespace, SECRET, {"metadata": {"annotations": {APPLIED: "x"}}})
+    after = await cluster.pickers()
+    assert after is not None
+    assert after["metadata"]["generation"] == before["metadata"]["generation"]
+
+
+async def test_a_login_that_all_share_stays_so_while_the_store_is_away(cluster: Cluster, tmp_path: Path) -> None:
+    server = ValkeyProcess(tmp_path, arguments=["--rename-command", "ACL", ""])
+    server.start()
+    try:
+        await cluster.put_pool()
+        await cluster.put_policy()
+        before = cluster.operator(server.url)
+        async with before.at_work():
+            await eventually(cluster.pickers)
+            asked = (await cluster.secret())["data"]
+            assert base64.b64decode(asked["store-url"]).decode() == server.url
+        server.kill()
+        after = cluster.operator(server.url)
+        async with after.at_work():
+
+            async def is_looked_at() -> object:
+                return after.looks
+
+            await eventually(is_looked_at)
+            assert (await cluster.secret())["data"] == asked
+    finally:
+        server.kill()
 
 
 async def test_a_pool_goes_on_as_it_was_placed_where_the_store_comes_later_than_the_operator(
@@ -294,6 +370,40 @@ async def test_a_pool_that_stays_without_its_policy_is_let_go_after_a_while_and_
             await cluster.delete_policy()
             await cluster.kube.delete(POOLS, cluster.namespace, "chat")
             await eventually(is_down)
+
+
+@pytest.mark.parametrize("keeps_its_data", [True, False])
+async def test_a_pool_that_is_let_go_while_the_store_is_away_is_swept_once_it_is_back(
+    cluster: Cluster, server: ValkeyProcess, keeps_its_data: bool
+) -> None:
+    await cluster.put_pool()
+    await cluster.put_policy()
+    parts = cluster.operator(server.url, let_go_s=0.5)
+    async with parts.at_work():
+        await eventually(parts.control)
+
+        async def is_parent() -> bool:
+            return bool(await cluster.parents())
+
+        await eventually(is_parent)
+        server.pause() if keeps_its_data else server.kill()
+        await cluster.delete_policy()
+
+        async def is_down() -> bool:
+            return await cluster.pickers() is None and not await cluster.parents()
+
+        await eventually(is_down)
+        server.resume() if keeps_its_data else server.start()
+
+        async def is_swept() -> bool:
+            users = server.command("ACL", "USERS")
+            return (
+                user_name(cluster.key).encode() not in users
+                and await parts.control() is None
+                and not await PoolRegister(parts.store, install()).all()
+            )
+
+        await eventually(is_swept)
 
 
 async def test_pools_of_others_are_no_trouble_while_the_store_is_away(cluster: Cluster) -> None:

@@ -3,6 +3,9 @@
 The one rule: pure. The same pool, policy, installation and store access give the same objects, byte for byte.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 from trimtab_operator.api.policy import PolicySpec
 from trimtab_operator.api.pool import Pool
 from trimtab_operator.children.endpoints import endpoints_service
@@ -36,7 +39,16 @@ def desired(pool: Pool, spec: PolicySpec, install: Install, access: StoreAccess)
     ]
     if has_envoy:
         objects += envoy_objects(pool, spec, install)
-    for body in objects:
-        body["metadata"]["annotations"][INSTALL] = install.namespace
-        body["metadata"]["annotations"][APPLIED] = keyed_hash(body, install.secret)
-    return objects
+    return [_signed(body, install) for body in objects]
+
+
+def is_as_made(secret: Mapping[str, Any], pool: Pool, install: Install, access: StoreAccess) -> bool:
+    """Whether the pool's Secret holds `access` because we have put it there, and nobody else has since."""
+    signature: str = _signed(store_secret(pool, access), install)["metadata"]["annotations"][APPLIED]
+    return signature == (secret["metadata"].get("annotations") or {}).get(APPLIED)
+
+
+def _signed(body: Object, install: Install) -> Object:
+    body["metadata"]["annotations"][INSTALL] = install.namespace
+    body["metadata"]["annotations"][APPLIED] = keyed_hash(body, install.secret)
+    return body
