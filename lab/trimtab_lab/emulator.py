@@ -78,7 +78,7 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     add("--host", default="127.0.0.1")
     add("--port", type=int, default=8000, help="HTTP port; 0: any free one, printed at the start")
     add("--model-name", default="tiny", help="name of the base model")
-    add("--model-dir", type=Path, default=TINY_MODEL_DIR, help="folder with tokenizer.json and chat_template.jinja")
+    add("--model-dir", "--model", type=Path, default=TINY_MODEL_DIR, help="with tokenizer.json, chat_template.jinja")
     add("--lora", nargs="*", default=[], metavar="NAME", help="LoRA adapters served beside the base model")
     add("--data-parallel-size", type=int, default=1)
     add("--kv-events-port", type=int, default=5557, help="PUB port of rank 0; rank r has it plus r; -1: no events")
@@ -98,6 +98,7 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     add("--hash-seed", default=engine.hash_seed, help="engines with one seed hash equal blocks equally")
     add("--answer-tokens", default="64:512", metavar="MIN:MAX", help="length of answers nobody cuts short")
     add("--tokenizer-as-filed", action="store_true", help="not with Qwen2's pre-tokeniser and NFC, as vLLM loads it")
+    add("--expert-costs", default="", metavar="N=COST,...", help="what the metrics say of experts, 1: as the others")
     add("--step-base-ms", type=float, default=step.base_s * 1e3, help="time of any step")
     add("--step-prefill-token-us", type=float, default=step.prefill_token_s * 1e6)
     add("--step-decode-request-us", type=float, default=step.decode_request_s * 1e6)
@@ -136,6 +137,10 @@ def settings_from(options: argparse.Namespace) -> EmulatorSettings:
         answer_tokens_min=int(answer_min),
         answer_tokens_max=int(answer_max or answer_min),
         tokenizer_as_filed=options.tokenizer_as_filed,
+        expert_costs={
+            int(expert): float(cost)
+            for expert, _, cost in (entry.partition("=") for entry in options.expert_costs.split(",") if entry)
+        },
         engine=EngineSettings(
             block_count=options.num_gpu_blocks,
             block_tokens=options.block_size,
