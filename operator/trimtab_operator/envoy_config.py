@@ -3,9 +3,9 @@
 Its one rule: pure functions from `EnvoyFront` and addresses to `envoy-data-plane` messages; the same input gives the
 same text. It must not start Envoy, resolve names or read files. `envoy --mode validate` is the judge of its output.
 
-How a request travels: the client's own routing headers are removed before anything can look at them; ext_proc holds
-the whole body until a picker has chosen; the pool's `override_host` policy goes to the chosen endpoint, on a retry to
-the next of the list, and round robin where there is no choice.
+How a request travels: the client's own routing headers are removed before anything can look at them; a picker is shown
+the whole of it and chooses (`envoy_ext_proc`); the pool's `override_host` policy goes to the chosen endpoint, on a
+retry to the next of the list, and round robin where there is no choice.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from envoy_data_plane.envoy.config.bootstrap.v3 import Admin, Bootstrap, Bootstr
 from envoy_data_plane.envoy.config.common.mutation_rules.v3 import HeaderMutation
 from envoy_data_plane.envoy.config.core.v3 import (
     Address,
-    GrpcService,
-    GrpcServiceEnvoyGrpc,
     HeaderValue,
     HeaderValueOption,
     HeaderValueOptionHeaderAppendAction,
@@ -31,7 +29,6 @@ from envoy_data_plane.envoy.config.core.v3 import (
     TcpKeepalive,
     TypedExtensionConfig,
 )
-from envoy_data_plane.envoy.config.core.v3 import RetryPolicy as GrpcRetryPolicy
 from envoy_data_plane.envoy.config.listener.v3 import Filter, FilterChain, Listener
 from envoy_data_plane.envoy.config.overload.v3 import OverloadManager, ResourceMonitor
 from envoy_data_plane.envoy.config.route.v3 import (
@@ -44,14 +41,6 @@ from envoy_data_plane.envoy.config.route.v3 import (
     VirtualHost,
 )
 from envoy_data_plane.envoy.extensions.access_loggers.stream.v3 import StdoutAccessLog
-from envoy_data_plane.envoy.extensions.filters.http.ext_proc.v3 import (
-    ExternalProcessor,
-    MetadataOptions,
-    MetadataOptionsMetadataNamespaces,
-    ProcessingMode,
-    ProcessingModeBodySendMode,
-    ProcessingModeHeaderSendMode,
-)
 from envoy_data_plane.envoy.extensions.filters.http.router.v3 import Router
 from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager.v3 import (
     HttpConnectionManager,
@@ -66,20 +55,17 @@ from envoy_data_plane.google.protobuf import Any, Struct
 
 from trimtab_operator.envoy_clusters import (
     DESTINATION,
-    LB_NAMESPACE,
-    PICKER_CLUSTER,
     POOL_CLUSTER,
     admin_cluster,
     picker_cluster,
     pool_cluster,
 )
+from trimtab_operator.envoy_ext_proc import RANK_HEADER, picker_filters, picker_routes
 from trimtab_operator.envoy_front import CONNECTION_BUFFER_BYTES, EnvoyFront, Hosts
 
 ENDPOINT_HEADER: Final = "x-trimtab-endpoint"
 """Response header that names the endpoint which served, under `EnvoyFront.show_endpoint`."""
-SUBSET_NAMESPACE: Final = "envoy.lb.subset_hint"
-"""Filter metadata by which a gateway limits the choice; passed on to the picker, never taken from a client."""
-STRIPPED_HEADERS: Final = (DESTINATION, f"{DESTINATION}-subset", f"{DESTINATION}-served", "x-data-parallel-rank")
+STRIPPED_HEADERS: Final = (DESTINATION, f"{DESTINATION}-subset", f"{DESTINATION}-served", RANK_HEADER)
 """Request headers that a client must not send: with the first it would choose its endpoint itself, with the last the
 rank behind it."""
 RETRY_ON: Final = "connect-failure,refused-stream,reset,retriable-status-codes"
@@ -125,18 +111,14 @@ def bootstrap_json(front: EnvoyFront, *, pool: Hosts, pickers: Hosts | None) -> 
 
 
 def _client_listener(front: EnvoyFront, *, with_picker: bool) -> Listener:
-    filters = [_ext_proc(front)] if with_picker else []
+    filters = picker_filters(front) if with_picker else []
     filters.append(_http_filter("envoy.filters.http.router", Router(suppress_envoy_headers=True)))
+    # Zero is "no limit": an answer may stream for as long as it likes.
+    action = RouteAction(cluster=POOL_CLUSTER, timeout=timedelta(0), idle_timeout=timedelta(0))
     host = VirtualHost(
         name="pool",
         domains=["*"],
-        routes=[
-            Route(
-                match=RouteMatch(prefix="/"),
-                # Zero is "no limit": an answer may stream for as long as it likes.
-                route=RouteAction(cluster=POOL_CLUSTER, timeout=timedelta(0), idle_timeout=timedelta(0)),
-            )
-        ],
+        routes=picker_routes(front, action) if with_picker else [Route(match=RouteMatch(prefix="/"), route=action)],
         retry_policy=_retry_policy(front),
         request_body_buffer_limit=front.body_bytes_max,
     )
@@ -199,39 +181,6 @@ def _listener(name: str, address: str, port: int, manager: HttpConnectionManager
     )
 
 
-def _ext_proc(front: EnvoyFront) -> HttpFilter:
-    send = ProcessingModeHeaderSendMode.SEND
-    service = GrpcService(
-        envoy_grpc=GrpcServiceEnvoyGrpc(cluster_name=PICKER_CLUSTER),
-        # A picker that is just going away refuses the stream; the other one can still choose.
-        retry_policy=GrpcRetryPolicy(retry_on="connect-failure,refused-stream,reset", num_retries=1),
-    )
-    return _http_filter(
-        "envoy.filters.http.ext_proc",
-        ExternalProcessor(
-            grpc_service=service,
-            failure_mode_allow=front.fail_open,
-            message_timeout=timedelta(seconds=front.message_timeout_s),
-            processing_mode=ProcessingMode(
-                request_header_mode=send,
-                request_body_mode=ProcessingModeBodySendMode.BUFFERED,
-                request_trailer_mode=ProcessingModeHeaderSendMode.SKIP,
-                response_header_mode=send,
-                response_body_mode=ProcessingModeBodySendMode.NONE,
-                # Keeps the picker's stream open until the response has ended: that is how a reservation ends.
-                response_trailer_mode=send,
-            ),
-            # The picker asks for the response body where no sidecar can tell it the first token.
-            allow_mode_override=True,
-            response_attributes=["upstream.address", "upstream.request_attempt_count", "response.code"],
-            metadata_options=MetadataOptions(
-                forwarding_namespaces=MetadataOptionsMetadataNamespaces(untyped=[LB_NAMESPACE, SUBSET_NAMESPACE]),
-                receiving_namespaces=MetadataOptionsMetadataNamespaces(untyped=[LB_NAMESPACE]),
-            ),
-        ),
-    )
-
-
 def _retry_policy(front: EnvoyFront) -> RetryPolicy:
     return RetryPolicy(
         retry_on=RETRY_ON,
@@ -272,4 +221,4 @@ def _http_filter(name: str, config: betterproto2.Message) -> HttpFilter:
 
 
 def _address(ip: str, port: int) -> Address:
-    return Address(socket_address=SocketAddress(address=ip, port_value=port))
+    return Address(socket_address=SocketAddress(address=ip, port_value=port, ipv4_compat=ip == "::"))

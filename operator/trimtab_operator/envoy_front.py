@@ -69,6 +69,7 @@ class EnvoyFront:
     listen_port: int
     """Where clients connect."""
     listen_address: str = "127.0.0.1"
+    """`::` takes connections over IPv4 as well."""
     admin_port: int
     """Envoy's admin API; always on loopback, because it can change and stop the process."""
     stats_port: int | None = None
@@ -77,6 +78,8 @@ class EnvoyFront:
     """A picker that is down or too slow costs the good choice, not the request. False: such a request gets 5xx."""
     message_timeout_s: float = 1.0
     """How long one answer of a picker may take; a picker needs some milliseconds. After it, `fail_open` decides."""
+    shown_headers: tuple[str, ...] = ()
+    """Request headers, in lower case, by which the pickers decide besides those that they are always told of."""
     picker_health_port: int | None = None
     """Port of the picker's gRPC health service where it is not the picker's own port."""
     picker_health_service: str = "envoy.service.ext_proc.v3.ExternalProcessor"

@@ -1,7 +1,8 @@
 """The operator's page for kubelet and Prometheus: /healthz, /readyz, /metrics.
 
-The one rule: alive means that the work moves; a queue or a heart that has stood still for STUCK_S is not alive. Ready
-is a replica that works, and one that waits for its turn.
+The one rule: alive means that the work moves; a queue or a heart that has stood still for STUCK_S is not alive. A long
+queue that moves is alive, and so is one that waits for the store: a new process would have to wait too. Ready is a
+replica that works, and one that waits for its turn.
 """
 
 import asyncio
@@ -41,7 +42,7 @@ class Health:
     def trouble(self) -> str:
         """Why the process is not alive, empty if it is."""
         if (age_s := self._age_s()) > STUCK_S:
-            return f"a pool has waited for {age_s:.0f} s"
+            return f"the work on pools has stood still for {age_s:.0f} s"
         if (age_s := time.monotonic() - self._beat_s) > STUCK_S:
             return f"the event loop has stood still for {age_s:.0f} s"
         return ""

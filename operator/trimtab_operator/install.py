@@ -32,6 +32,10 @@ class Install:
     standalone_by_default: bool = True
     """What a policy's `standalone.enabled: null` means."""
     cluster_domain: str = "cluster.local"
+    listen_address: str = "0.0.0.0"
+    """What a pool's Envoy listens on: `::` takes IPv4 as well, and fails where a node has no IPv6 at all."""
+    cluster_uid: str = ""
+    """Of this cluster and no other: a copy of it may have the same secret and the same store. Only `run` needs it."""
 
     def pool_secret(self, key: PoolKey) -> str:
         """Keys the hashes of one pool's prompts. Derived, so that a pool that is made again keeps it."""

@@ -7,6 +7,7 @@ It must not know what the objects mean. Nothing here retries: callers are level-
 
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
@@ -143,6 +144,15 @@ class Kube:
                 return frozenset()
             raise
         return frozenset(resource["kind"] for resource in found.get("resources") or ())
+
+    async def version(self) -> tuple[int, int]:
+        """Of Kubernetes, such as (1, 29). Everybody may ask."""
+        found = await self._json("GET", "/version")
+        numbers = [re.match(r"[0-9]+", str(found.get(part, ""))) for part in ("major", "minor")]
+        if None in numbers:
+            raise KubeError(0, "NoVersion", "the API server's version has no numbers")
+        major, minor = (int(number[0]) for number in numbers if number is not None)
+        return major, minor
 
     async def list_all(
         self, resource: Resource, namespace: str | None = None, *, label_selector: str = "", field_selector: str = ""

@@ -15,6 +15,7 @@ from trimtab_operator.api.pool import PoolKey
 from trimtab_operator.children.labels import POOL_LABEL
 from trimtab_operator.children.names import label_value
 from trimtab_operator.kube import POLICIES, POOLS, Object
+from trimtab_operator.pool_status import CONTROLLER
 
 GONE_MAX: Final = 4096
 LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
@@ -99,7 +100,7 @@ class ObjectCache:
         self._file(kind, member)
         if before is None:
             return member.keys
-        if before.body["metadata"]["uid"] == uid and _content(before.body) == _content(body):
+        if before.body["metadata"]["uid"] == uid and _content(kind, before.body) == _content(kind, body):
             return ()
         return member.keys | before.keys
 
@@ -188,10 +189,17 @@ def _strip(body: Object) -> None:
         del notes[LAST_APPLIED]
 
 
-def _content(body: Object) -> Object:
-    """Without what changes with every write."""
+def _content(kind: str, body: Object) -> Object:
+    """Without what changes with every write, and what we write ourselves: that would make a look of every look."""
     about = {name: value for name, value in body["metadata"].items() if name != "resourceVersion"}
-    return {**body, "metadata": about}
+    content = {**body, "metadata": about}
+    if kind == POLICIES.kind:
+        content.pop("status", None)
+    elif kind == POOLS.kind:
+        # The gateways' own entries are news.
+        parents = (body.get("status") or {}).get("parents") or []
+        content["status"] = [entry for entry in parents if entry.get("controllerName") != CONTROLLER]
+    return content
 
 
 def _version(about: Mapping[str, Any]) -> int:

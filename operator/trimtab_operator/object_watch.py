@@ -18,6 +18,12 @@ logger = logging.getLogger(__name__)
 
 RETRY_MIN_S: Final = 0.5
 RETRY_MAX_S: Final = 30.0
+"""Of a server that refuses, or is not reached."""
+CUT_RETRY_MAX_S: Final = 2.0
+"""Of a watch that was begun and then broke off, or was ended: some proxies end every one after a while, and until it is
+begun anew nothing is heard."""
+BROKEN: Final = "WatchBroken"
+"""`KubeError.reason` of such a watch."""
 GONE: Final = 410
 
 
@@ -54,13 +60,15 @@ class ObjectWatch:
         self._told: set[tuple[str, str]] = set()
         self._version = ""
         """What was told last; empty: nothing yet, or no more to be gone on from."""
+        self._has_heard = False
+        """The watch has told anything, be it a bookmark."""
 
     async def run(self) -> None:
         """Until cancelled."""
         pause_s = RETRY_MIN_S
         clock = asyncio.get_running_loop().time
         while True:
-            began_s, asked_s = math.inf, 0.0
+            began_s, asked_s, is_cut = math.inf, 0.0, True
             try:
                 if not self._version:
                     self._version = await self._list()
@@ -68,7 +76,7 @@ class ObjectWatch:
                 began_s = clock()
                 await self._follow()
             except KubeError as error:
-                asked_s = error.retry_after_s
+                asked_s, is_cut = error.retry_after_s, error.reason == BROKEN
                 if error.status:
                     # Refused (410: too old), so it has to be listed anew. A broken watch goes on where it was.
                     self._version = ""
@@ -76,10 +84,12 @@ class ObjectWatch:
                     level = logging.INFO if self.synced.is_set() else logging.WARNING
                     about = {"kind": self._resource.kind, "namespace": self._namespace, "error": str(error)}
                     logger.log(level, "not watched for a moment", extra=about)
-            if clock() - began_s > RETRY_MAX_S:
+            if clock() - began_s > pause_s or (is_cut and self._has_heard):
                 pause_s = RETRY_MIN_S
+            longest_s = CUT_RETRY_MAX_S if is_cut else RETRY_MAX_S
+            pause_s = min(pause_s, longest_s)
             await asyncio.sleep(max(asked_s, pause_s * self._rng.uniform(0.5, 1.0)))
-            pause_s = min(pause_s * 2, RETRY_MAX_S)
+            pause_s = min(pause_s * 2, longest_s)
 
     async def _list(self) -> str:
         version = ""
@@ -97,7 +107,9 @@ class ObjectWatch:
 
     async def _follow(self) -> None:
         """One watch, from where the last has ended, until the server ends it."""
+        self._has_heard = False
         async for event in self._kube.watch(self._resource, self._namespace, self._version, **self._selectors):
+            self._has_heard = True
             self._version = event.object["metadata"]["resourceVersion"]
             if event.type == "DELETED":
                 self._drop(_key(event.object))

@@ -125,6 +125,15 @@ def _ready(facts: PoolFacts) -> Finding:
 def _endpoints_found(facts: PoolFacts) -> Finding:
     members = facts.members
     selector = ",".join(f"{key}={value}" for key, value in sorted(facts.pool.selector.items()))
+    if problem := facts.pool.selector_problem:
+        rest = "no pods are listed"
+        if members is not None:
+            rest = f"{_plural(members.ready, 'endpoint')} of the last good selector go on"
+        return (
+            "False",
+            "InvalidSelector",
+            f"In spec.selector.matchLabels of the pool, {problem}. Put it right there; until then {rest}.",
+        )
     if members is None:
         return "Unknown", "Listing", "The pods are being listed."
     draining = len(members.endpoints) - members.ready
@@ -148,6 +157,13 @@ def _endpoints_found(facts: PoolFacts) -> Finding:
         return "False", "NoPodReady", f"{match} {selector}, none is Ready{because}."
     of_pods = f"{members.pods_ready} of {_plural(members.pods_matching, 'pod')} Ready"
     rest = f" (not ready: {_counts(facts.unready)})" if facts.unready else ""
+    if members.left_out:
+        return (
+            "True",
+            "TooManyEndpoints",
+            f"{_plural(ready, 'endpoint')}, which is all that a pool can have; {members.left_out} more are left out;"
+            f" {of_pods}{rest}. Split the pool in two by spec.selector.",
+        )
     return "True", "EndpointsFound", f"{_plural(ready, 'endpoint')}; {of_pods}{rest}."
 
 

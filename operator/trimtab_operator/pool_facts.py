@@ -51,6 +51,8 @@ class PoolFacts:
     """`Kind/name: the API server's words`."""
     namespace_opted_in: bool = True
     """The namespace carries the label that injection needs."""
+    installation: str = ""
+    """The operator's namespace."""
     crd_problem: str = ""
     """What is wrong with the CRDs that the cluster has, for people."""
     parents: Sequence[Mapping[str, Any]] = ()

@@ -6,7 +6,7 @@ state from here at once, without waiting for a look.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from trimtab_operator.alarm_watch import AlarmWatch
@@ -55,6 +55,8 @@ class PoolRun:
         self._store = store
         self._changed = changed
         self._clock = clock
+        self._selector: Mapping[str, str] | None = None
+        """None: there was no good one yet."""
         self._membership = PoolMembership(kube, key, zones, on_change=self._on_members)
         self.publisher = ControlPublisher(store, self.keys)
         self._fallback: FallbackState | None = None
@@ -69,10 +71,16 @@ class PoolRun:
         self._task = asyncio.create_task(self._run(), name=f"pool {self._key}")
         self._task.add_done_callback(self._ended)
 
-    def configure(self, pool: Pool, spec: PolicySpec) -> None:
-        """What is declared now."""
+    def configure(self, pool: Pool, spec: PolicySpec, *, made_selector: Mapping[str, str] | None = None) -> None:
+        """What is declared now. `made_selector`: by which the pool's objects were made, by whatever operator."""
         self.spec = spec
-        self._membership.configure(Membership(pool.selector, pool.target_ports, spec.data_parallel_ranks))
+        if not pool.selector_problem:
+            self._selector = pool.selector
+        elif self._selector is None:
+            self._selector = made_selector
+        if self._selector is not None:
+            # What selects nothing that there can be is not followed: the last good one goes on.
+            self._membership.configure(Membership(self._selector, pool.target_ports, spec.data_parallel_ranks))
         self._decide(self._clock())
 
     def check(self) -> None:

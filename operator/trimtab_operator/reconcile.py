@@ -11,12 +11,11 @@ import random
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, Final
 
-import msgspec
-
 from trimtab_operator.api.policy import PolicyError, PolicySpec
 from trimtab_operator.api.pool import Pool, PoolKey
 from trimtab_operator.apply import ApplyReport, ChildApplier
 from trimtab_operator.children.desired import desired, is_as_made, is_standalone
+from trimtab_operator.children.endpoints import made_selector
 from trimtab_operator.children.labels import installation_of, is_ours
 from trimtab_operator.children.names import NAME_PREFIX, envoy_name, picker_name, store_secret_name
 from trimtab_operator.children.store_secret import StoreAccess, access_in
@@ -33,6 +32,7 @@ from trimtab_operator.pool_facts import PoolFacts
 from trimtab_operator.pool_register import PoolRegister
 from trimtab_operator.pool_run import PoolRun
 from trimtab_operator.pool_status import ParentsFull, parent_entry, write_parents
+from trimtab_operator.spec_note import note_spec, spec_in
 from trimtab_operator.status import announcements, policy_status, write_status
 from trimtab_operator.store_access import AWAY, StoreAccessManager
 from trimtab_operator.telemetry import Telemetry
@@ -42,8 +42,6 @@ from trimtab_state import ControlWriter, PoolKeys, StateUnavailable, Store
 
 log = logging.getLogger(__name__)
 
-SPEC_NOTE: Final = "trimtab.dev/last-good-spec"
-"""Annotation of the pickers' Deployment: the policy that it was made by, for an operator that finds only a bad one."""
 REFRESH_S: Final = 15.0
 """Even where nothing happens, a pool is looked at this often: engines come to be known, users of the store vanish."""
 ORPHANS_S: Final = 60.0
@@ -136,7 +134,7 @@ class PoolReconciler:
         spec, error = self._spec(key, policies)
         access, access_problem = await self._store_access(pool)
         run = self._running(key)
-        run.configure(pool, spec)
+        run.configure(pool, spec, made_selector=made_selector(self._watches.children(key), key.name))
         report = await self._bring_about(pool, spec, access)
         await self._report(body, pool, spec, policies, error, run, report, access, access_problem)
         self._queue.add(key, REFRESH_S * self._rng.uniform(0.8, 1.2))
@@ -166,17 +164,7 @@ class PoolReconciler:
             run = self._runs.get(key)
             if run is not None and run.spec is not None:
                 return run.spec, error
-            return self._noted_spec(key) or PolicySpec.default(key.name), error
-
-    def _noted_spec(self, key: PoolKey) -> PolicySpec | None:
-        for child in self._watches.children(key):
-            note = (child["metadata"].get("annotations") or {}).get(SPEC_NOTE)
-            if note and child["metadata"]["name"] == picker_name(key.name):
-                try:
-                    return PolicySpec.of(msgspec.json.decode(note))
-                except (PolicyError, msgspec.DecodeError):
-                    return None
-        return None
+            return spec_in(self._watches.children(key), key) or PolicySpec.default(key.name), error
 
     # What runs.
 
@@ -231,10 +219,7 @@ class PoolReconciler:
 
     async def _bring_about(self, pool: Pool, spec: PolicySpec, access: StoreAccess) -> ApplyReport:
         wanted = desired(pool, spec, self._install, access)
-        note = msgspec.json.encode(spec).decode()
-        for body in wanted:
-            if body["kind"] == "Deployment" and body["metadata"]["name"] == picker_name(pool.key.name):
-                body["metadata"]["annotations"][SPEC_NOTE] = note
+        note_spec(wanted, pool.key, spec)
         report = await self._applier.sync(pool.key, pool.uid, wanted, await self._children(pool.key))
         for what, names in (("applied", report.changed), ("made again", report.recreated), ("removed", report.removed)):
             if names:
@@ -356,6 +341,7 @@ class PoolReconciler:
             installations=report.installations,
             apply_errors=report.errors,
             namespace_opted_in=not spec.sidecar.inject or await self._is_opted_in(pool.key.namespace),
+            installation=self._install.namespace,
             crd_problem=self.crd_problem,
             parents=(body.get("status") or {}).get("parents") or (),
         )

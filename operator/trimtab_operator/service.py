@@ -66,7 +66,7 @@ class Service:
             rng=self._rng,
         )
         health = Health(
-            age_s=queue.age_s,
+            age_s=queue.stands_still_s,
             # A replica that waits for its turn is as ready as the one that works.
             waits_for=lambda: watches.waits_for if leader.is_held or not settings.elects_leader else "",
             registry=self._telemetry.registry,

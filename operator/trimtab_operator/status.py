@@ -165,6 +165,9 @@ def _counted(body: PolicyStatus, facts: PoolFacts) -> PolicyStatus:
         "pool": facts.pool.key.name,
         "pickers": PickerCounts(ready=ready, total=total, shown=f"{ready}/{total}", version=_version(facts.picker)),
     }
+    if facts.installation and not facts.crd_problem:
+        # An older CRD has no such field, and the API server would refuse the whole status.
+        counted["installation"] = facts.installation
     members, fleet, decision = facts.members, facts.fleet, facts.decision
     if members is not None:
         counted["endpoints"] = EndpointCounts(ready=members.ready, total=max(members.ready, members.total))

@@ -31,12 +31,17 @@ EVICTION_S: Final = 60.0
 """How often the store is asked whether it evicts keys, at most."""
 REASON_CHARS_MAX: Final = 200
 AWAY: Final = "the store is away"
+_NOT: Final = r"(not (available|support(ed)?|allowed|permitted|enabled)(?! when| under)|disabled|blocked|restricted)"
 _NO_USERS: Final = re.compile(
-    r"(ERR )?(unknown (sub)?command|unsupported command|error in acl setuser|command .{0,40}not (available|supported))",
+    r"(ERR )?(unknown (sub)?command|unsupported command|error in acl setuser"
+    rf"|(this )?command.{{0,60}} {_NOT}|acl.{{0,60}} {_NOT}"
+    r"|.{0,40}((maximum|max|too many)( number of)?|(limit|quota) (of|on|for)) (acl )?users"
+    r"|.{0,40}\busers? (limit|quota))",
     re.IGNORECASE,
 )
-"""How servers say that they have no users, or not such ones. Whatever else they say (BUSY, MISCONF, READONLY, ...) is
-over some time, and says nothing about users."""
+"""How servers say that they have no users, or not such ones, or no more of them: Redis and Valkey, and hosted ones,
+which mostly let users be made in a console only. Whatever else they say (BUSY, MISCONF, READONLY, ...) is over some
+time, and says nothing about users; what the client library knows by a class of its own is of that kind too."""
 
 
 class UserRefusedError(Exception):
@@ -101,20 +106,30 @@ class StoreAccessManager:
                 log.debug("users are not looked after: %s", error)
 
     async def look_after(self) -> int:
-        """One round of `run`; returns how many pools' users had to be made again. Raises StateUnavailable."""
+        """One round of `run`; returns how many pools' users had to be made again.
+
+        Raises StateUnavailable, once all others have had their turn.
+        """
         if not self._seen:
             return 0
         replies = await self._store.on_each_server("ACL", "USERS")
         present = {server: set(map(_text, users)) for server, users in replies.items() if isinstance(users, list)}
         lost = [key for key in list(self._seen) if any(user_name(key) not in names for names in present.values())]
         made = 0
+        failure: StateUnavailable | None = None
         for key in lost:
             async with self._turn(key):
                 # Dropped while others were made again: its user is not to come back.
                 if key in self._seen:
                     log.warning("the store has lost the user of pool %s: it is made again", key)
-                    await self._ensure(key)
-                    made += 1
+                    try:
+                        await self._ensure(key)
+                    except StateUnavailable as error:
+                        failure = error
+                    else:
+                        made += 1
+        if failure is not None:
+            raise failure
         return made
 
     @contextlib.asynccontextmanager
@@ -212,7 +227,8 @@ def _refused(replies: dict[str, Any]) -> dict[str, Any]:
     for server, reply in replies.items():
         if isinstance(reply, ResponseError):
             text = f"{reply}"[:REASON_CHARS_MAX]
-            if isinstance(reply, NoPermissionError) or _NO_USERS.match(text):
+            is_plain = type(reply) is ResponseError
+            if isinstance(reply, NoPermissionError) or (is_plain and _NO_USERS.match(text)):
                 raise UserRefusedError(text)
             unable = f"{type(reply).__name__}: {text}"
         elif not isinstance(reply, Exception):

@@ -61,6 +61,8 @@ class PoolQueue:
         self._is_running = False
         self._is_stopping = False
         self._ended = asyncio.Event()
+        self._moved_s = clock()
+        """When a look last began or ended."""
 
     def add(self, key: PoolKey, delay_s: float = DEBOUNCE_S) -> None:
         """Look at it after that long, or sooner. Call it from the event loop."""
@@ -75,6 +77,13 @@ class PoolQueue:
     def age_s(self) -> float:
         """For how long the oldest of what is to be done now has waited, or been worked on; 0 while nobody runs it."""
         return self._schedule.age_s(self._clock()) if self._is_running else 0.0
+
+    def stands_still_s(self) -> float:
+        """For how long no look has ended though there is work, or one has been under way: a new process would mend it.
+
+        Looks that wait for a store or an API server end (`WORK_S`), and a long queue is no sign of a fault.
+        """
+        return self._schedule.stands_still_s(self._clock(), self._moved_s) if self._is_running else 0.0
 
     def stop(self) -> None:
         """Take up nothing more; `run` returns once what is in hand is finished."""
@@ -91,7 +100,7 @@ class PoolQueue:
 
     async def run(self, worker: Worker) -> None:
         """Until `stop`, or until cancelled. What was added before is there."""
-        self._is_running = True
+        self._is_running, self._moved_s = True, self._clock()
         hands = asyncio.Semaphore(self._workers)
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -122,14 +131,14 @@ class PoolQueue:
         return None
 
     async def _work(self, worker: Worker, key: PoolKey) -> None:
-        begin_s = self._clock()
+        begin_s = self._moved_s = self._clock()
         error: Exception | None = None
         try:
             async with asyncio.timeout(self._work_s):
                 await worker(key)
         except Exception as raised:
             error = raised
-        now_s = self._clock()
+        now_s = self._moved_s = self._clock()
         if error is None:
             if self._is_known(key):
                 self._schedule.done(key, now_s)

@@ -120,6 +120,15 @@ class WorkSchedule(Generic[Key]):
     def in_work(self) -> int:
         return sum(entry.began_s is not None for entry in self._entries.values())
 
+    def stands_still_s(self, now_s: float, moved_s: float) -> float:
+        """For how long one has been in work, or nothing has moved though something is due; `moved_s`: when it last did.
+
+        However many wait, and whatever each of them waits for: as long as they come and go it is 0, or little.
+        """
+        began_s = min((entry.began_s for entry in self._entries.values() if entry.began_s is not None), default=now_s)
+        waits = self.depth(now_s) > 0
+        return max(now_s - began_s, min(now_s - moved_s, self.age_s(now_s)) if waits else 0.0)
+
     def age_s(self, now_s: float) -> float:
         """For how long the one that waits longest has been due, or in work."""
         oldest_s = now_s

@@ -59,7 +59,7 @@ class ControlWriter:
             except StateUnavailable as error:
                 self.connected = False
                 outage.failed(error)
-                await asyncio.sleep(backoff.next_s())
+                await self._store.pause(backoff.next_s())
                 continue
             backoff.reset()
             outage.over()

@@ -39,6 +39,7 @@ class DirectClient:
         shapes: Mapping[str, Shape],
         connect_timeout_s: float,
         reply_timeout_s: float,
+        check: Callable[[], Awaitable[None]],
     ) -> None:
         self._address = address
         self._host = host
@@ -47,6 +48,8 @@ class DirectClient:
         self._shapes = shapes
         self._connect_timeout_s = connect_timeout_s
         self._reply_timeout_s = reply_timeout_s
+        self._check = check
+        """Called once more when a question's turn has come: it raises what ends all that waited."""
         self._idle: list[RespConnection] = []
         self._slots = asyncio.Semaphore(CONNECTIONS_MAX)
 
@@ -72,6 +75,14 @@ class DirectClient:
             for command, reply in zip(commands, replies, strict=True)
         ]
 
+    async def probe(self) -> None:
+        """Asks something over a connection of its own, beside all others. Raises Refused and OSError."""
+        connection = await self._open()
+        try:
+            await connection.ask(pack((("PING",),)), 1, self._reply_timeout_s)
+        finally:
+            connection.close()
+
     def close(self) -> None:
         """Closes what is idle, and what is in use once it is answered."""
         closed, self._idle = self._idle, []
@@ -79,7 +90,10 @@ class DirectClient:
             connection.close()
 
     async def _ask(self, packed: bytes, replies: int) -> list[Any]:
+        is_late = self._slots.locked()
         async with self._slots:
+            if is_late:
+                await self._check()
             idle = self._idle
             connection = self._take() or await self._open()
             found = await connection.ask(packed, replies, self._reply_timeout_s)

@@ -9,10 +9,15 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 
 from .errors import CodecError
+from .request_class import CLASSES_MAX, EXPERTS_MAX, CostMilli, EndpointExperts, Expert, Overflow, RequestClass, Word
 from .wire import TEXT_BYTES_MAX
 
 EndpointState = Literal["serving", "draining", "asleep", "unreachable"]
 PolicyName = Literal["product", "round_robin", "least_request"]
+NetworkTerm = Literal["off", "annotation", "measured"]
+"""Whether round trips count: not at all, those that pods are annotated with, or those that each picker measures too."""
+HotspotMode = Literal["off", "alarm", "act"]
+"""What the pickers' hotspot detectors do: nothing, raise alarms, or leave out a class's holders too."""
 FallbackStage = Literal["off", "watching", "active"]
 """`off`: the policy is what was asked for, whatever the detectors say. `watching`: the product, until alarms keep
 firing. `active`: round robin, because they did."""
@@ -46,6 +51,8 @@ class EndpointSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """`vllm` or `sglang`, empty if unknown."""
     gpu: str = ""
     """Kind of accelerator, for people."""
+    rtt_s: Annotated[float, msgspec.Meta(ge=0, le=60)] | None = None
+    """Round trip to it as its pod is annotated, None: not said."""
     draining: bool = False
     """The pod is being deleted: finish what it has, send nothing new."""
 
@@ -62,6 +69,18 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the fallback does. With `since_s`, all that an operator which starts again needs to go on."""
     since_s: float = 0.0
     """Unix time at which this policy and stage began; 0: not known."""
+    hotspots: HotspotMode = "act"
+    hotspot_window_s: Annotated[float, msgspec.Meta(gt=0, le=3600)] = 60.0
+    """How long the detectors count an arrival."""
+    overflow: Overflow = Overflow()
+    log_above_tokens: Count = 0
+    """P grows with its logarithm above this; 0: never."""
+    network: NetworkTerm = "off"
+    class_header: Word = ""
+    """Header by which a request names its class; empty: it cannot."""
+    classes: Annotated[tuple[RequestClass, ...], msgspec.Meta(max_length=CLASSES_MAX)] = ()
+    expert_costs: Annotated[tuple[EndpointExperts, ...], msgspec.Meta(max_length=64)] = ()
+    """In place of what the sidecars of these endpoints say."""
 
 
 class ControlDocument(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -103,6 +122,8 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     generation_tokens_total: int = 0
     tokens_per_byte: float = 0.0
     """As measured in the blocks that the engine stored; 0 until there are enough of them."""
+    expert_costs: Annotated[dict[Expert, CostMilli], msgspec.Meta(max_length=EXPERTS_MAX)] = {}
+    """What each expert costs there, as the engine says; those that are not named cost 1."""
     incarnation: int = 0
     """Of the sidecar process. Set by the publisher, as are the two below."""
     sequence: int = 0

@@ -131,7 +131,7 @@ class KvPublisher:
             except StateUnavailable as error:
                 self.connected = False
                 outage.failed(error)
-                await asyncio.sleep(backoff.next_s())
+                await self._store.pause(backoff.next_s())
             else:
                 backoff.reset()
                 outage.over()

@@ -27,7 +27,15 @@ class LoadSink(Protocol):
     """See `sink.PoolSink`."""
 
     def on_peer_reserve(
-        self, incarnation: int, reservation_id: int, endpoint: str, p_tokens: int, batch: int, hashes: U64, tokens: U32
+        self,
+        incarnation: int,
+        reservation_id: int,
+        endpoint: str,
+        p_tokens: int,
+        batch: int,
+        hashes: U64,
+        tokens: U32,
+        weight_milli: int,
     ) -> None: ...
     def on_peer_first_token(self, incarnation: int, reservation_id: int) -> None: ...
     def on_peer_moved(self, incarnation: int, reservation_id: int, endpoint: str) -> None: ...
@@ -214,6 +222,7 @@ class LoadFollower:
                     operation.batch,
                     operation.sample_hashes,
                     operation.sample_tokens,
+                    operation.weight_milli,
                 )
         elif known is None:
             return

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from trimtab_core.chunks import U32, U64
+from trimtab_core.extra_terms import ORDINARY_MILLI
 
 from .backoff import Backoff
 from .errors import StateUnavailable
@@ -21,6 +22,7 @@ from .keys import PoolKeys
 from .load_codec import Lease, LeaseHead, LoadEntry, LoadKind, LoadOperation, encode_lease, encode_load_entry
 from .load_outbox import LoadOutbox
 from .outage_log import OutageLog
+from .pace import Pace
 from .settings import StateSettings
 from .store import Command, Store
 
@@ -28,6 +30,8 @@ log = logging.getLogger(__name__)
 
 ENTRIES_PER_FLUSH_MAX = 64
 """Entries of the load log in one transaction."""
+TURNS_AT_ONCE = 4
+"""Operations that come alone, or a few of them, are told at once: the other replicas decide by them."""
 OWN_INCARNATIONS_MAX = 64
 """Own incarnations remembered, so that a follower can leave out their entries."""
 
@@ -42,6 +46,7 @@ class OpenReservation:
     batch: int
     sample_hashes: U64
     sample_tokens: U32
+    weight_milli: int = ORDINARY_MILLI
 
 
 class LoadPublisher:
@@ -78,6 +83,7 @@ class LoadPublisher:
         self._renew_at_s = self._renewed_at_s = 0.0
         self._wake = asyncio.Event()
         self._flushing = asyncio.Lock()
+        self._pace = Pace(self._settings.load_window_s, TURNS_AT_ONCE)
 
     @property
     def incarnation(self) -> int:
@@ -102,10 +108,10 @@ class LoadPublisher:
         batch: int,
         sample_hashes: U64,
         sample_tokens: U32,
+        weight_milli: int = ORDINARY_MILLI,
     ) -> None:
-        self._add(
-            LoadOperation(LoadKind.RESERVE, reservation_id, endpoint, p_tokens, batch, sample_hashes, sample_tokens)
-        )
+        load = (p_tokens, batch, sample_hashes, sample_tokens, weight_milli)
+        self._add(LoadOperation(LoadKind.RESERVE, reservation_id, endpoint, *load))
 
     def first_token(self, reservation_id: int) -> None:
         self._add(LoadOperation(LoadKind.FIRST_TOKEN, reservation_id))
@@ -127,7 +133,7 @@ class LoadPublisher:
             except StateUnavailable as error:
                 self.connected = False
                 outage.failed(error)
-                await asyncio.sleep(backoff.next_s())
+                await self._store.pause(backoff.next_s())
             else:
                 backoff.reset()
                 outage.over()
@@ -155,7 +161,7 @@ class LoadPublisher:
         self._wake.set()
 
     async def _gather(self) -> None:
-        """Waits for operations and then for the batch window, or until the lease has to be renewed."""
+        """Waits for operations and then, where they come thick, for more; or until the lease has to be renewed."""
         loop = asyncio.get_running_loop()
         if not self._outbox.has_work:
             self._wake.clear()
@@ -165,7 +171,7 @@ class LoadPublisher:
             except TimeoutError:
                 return
         if loop.time() < self._renew_at_s:
-            await asyncio.sleep(self._settings.load_window_s)
+            await asyncio.sleep(self._pace.wait_s(loop.time()))
 
     async def _flush(self) -> None:
         loop = asyncio.get_running_loop()
@@ -213,7 +219,14 @@ class LoadPublisher:
         self._renewal += 1
         reservations = [
             LoadOperation(
-                LoadKind.RESERVE, r.reservation_id, r.endpoint, r.p_tokens, r.batch, r.sample_hashes, r.sample_tokens
+                LoadKind.RESERVE,
+                r.reservation_id,
+                r.endpoint,
+                r.p_tokens,
+                r.batch,
+                r.sample_hashes,
+                r.sample_tokens,
+                r.weight_milli,
             )
             for r in islice(self._open_reservations(), settings.lease_reservations_max)
         ]

@@ -32,6 +32,7 @@ from .load_codec import (
 from .load_follower import LoadFollower
 from .notices import Notice, parse_notice
 from .outage_log import OutageLog
+from .pace import Pace
 from .retry_times import RetryTimes
 from .settings import StateSettings
 from .sink import PoolSink
@@ -43,6 +44,8 @@ T = TypeVar("T")
 
 SLICE_S = 0.002
 """After this long of applying entries the event loop gets a turn."""
+READS_AT_ONCE = 4
+"""Entries that come alone, or a few of them, are read at once."""
 VALUES_PER_READ_MAX = 256
 """Heartbeats, cards or lease heads in one read."""
 CATCH_UP_READS_MAX = 1_000
@@ -71,6 +74,7 @@ class PoolFollower:
         self._keys = keys
         self._sink = sink
         self._settings = settings or StateSettings()
+        self._pace = Pace(self._settings.read_pause_s, READS_AT_ONCE)
         self._generation = Generation(keys, self._settings)
         self._clock = ConnectedClock(self._settings.clock_step_max_s)
         self._streams = (keys.kv_log, keys.load_log, keys.notify)
@@ -113,7 +117,7 @@ class PoolFollower:
             if self.connected:
                 self.connected = False
                 self._sink.on_connected(False)
-            await asyncio.sleep(backoff.next_s())
+            await self._store.pause(backoff.next_s())
 
     async def _session(self, reader: Store, backoff: Backoff) -> None:
         """From one connect to the loss of the store."""
@@ -148,7 +152,7 @@ class PoolFollower:
                 self._lease_times.next_s(self.load.wanted, poll_at_s),
             )
             if await self._read_streams(reader, until_s - loop.time()):
-                await asyncio.sleep(self._settings.read_pause_s)
+                await asyncio.sleep(self._pace.wait_s(loop.time()))
 
     async def _ask(self, reader: Store, commands: list[Command]) -> "list[object]":
         # A single damaged key must not keep everything else from being read.

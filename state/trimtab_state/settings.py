@@ -15,7 +15,7 @@ class StateSettings:
     lease_renew_s: float = 2.0
     """How often a replica writes its lease with all open reservations."""
     load_window_s: float = 0.01
-    """How long load operations are gathered into one entry. Each entry wakes the store and every replica once."""
+    """Where load operations come thick, they are gathered into one entry in so long: each wakes store and replicas."""
     load_log_entries_max: int = 16_384
     """Bound of the load log stream (approximate trimming)."""
     load_ops_per_entry_max: int = 512
@@ -75,7 +75,7 @@ class StateSettings:
     poll_s: float = 1.0
     """The slow poll of a follower: generation, control, heartbeats, leases. Notices make changes visible before."""
     read_pause_s: float = 0.008
-    """How long a follower that is at the logs' end leaves them alone after a read: it wakes once for many entries."""
+    """Where entries come thick, a follower at the logs' end reads once in so long: it wakes once for many entries."""
     read_entries_max: int = 256
     """Entries per stream in one read: bounds the time for which a backlog holds the event loop."""
     snapshots_per_turn_max: int = 2

@@ -42,9 +42,18 @@ class PoolSink(Protocol):
         """A model card, before the first heartbeat that names it where it can be had."""
 
     def on_peer_reserve(
-        self, incarnation: int, reservation_id: int, endpoint: str, p_tokens: int, batch: int, hashes: U64, tokens: U32
+        self,
+        incarnation: int,
+        reservation_id: int,
+        endpoint: str,
+        p_tokens: int,
+        batch: int,
+        hashes: U64,
+        tokens: U32,
+        weight_milli: int,
     ) -> None:
-        """A reservation of another replica. `p_tokens` is 0 if its first token has been seen."""
+        """A reservation of another replica. `p_tokens` is 0 if its first token has been seen; `weight_milli`: of each
+        of its engine requests, in thousandths of an ordinary one."""
 
     def on_peer_first_token(self, incarnation: int, reservation_id: int) -> None: ...
 

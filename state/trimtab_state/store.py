@@ -2,6 +2,7 @@
 
 The one rule: no command is tried again here and no reconnect is hidden for long, because the callers have to know that
 the store was away. Every failure of the store, a refused login and a refused command included, is StateUnavailable.
+One that hangs is found out once, and then fails everybody at once (`hang_watch`).
 """
 
 import asyncio
@@ -20,6 +21,7 @@ from redis.exceptions import RedisClusterException, RedisError, ResponseError
 
 from .direct_client import DirectClient, Refused
 from .errors import StateUnavailable
+from .hang_watch import NO_REPLY, HangWatch, is_timeout
 from .settings import StateSettings
 from .store_url import StoreAddress, parse_store_url
 
@@ -28,19 +30,35 @@ Command = tuple[str | bytes | int, ...]
 FAILURES = (RedisError, RedisClusterException, OSError, TimeoutError)
 """What the client raises for a store that does not serve."""
 DIRECT_FAILURES = (*FAILURES, Refused)
+SINGLE = ""
+"""The one server, or whoever answers what names no key."""
 OTHER_TYPE = "WRONGTYPE"
 """How the server's refusal begins where a key holds another type of value."""
 CONNECTIONS_MAX = 16
 """Connections of one client; more commands at once wait for one."""
+PROBES_MAX = 1
+"""Connections beside them: whether a server still hangs is asked though all others wait for it."""
 
 
 class Store:
     """A connection pool to the store. Commands go in and replies come out as the client library shapes them (RESP2)."""
 
-    def __init__(self, address: StoreAddress, settings: StateSettings, *, reply_timeout_s: float | None = None) -> None:
+    def __init__(
+        self,
+        address: StoreAddress,
+        settings: StateSettings,
+        *,
+        reply_timeout_s: float | None = None,
+        origin: "Store | None" = None,
+    ) -> None:
         self.address = address
+        self._origin = self if origin is None else origin
+        """Asks whether a server hangs, for all that are `dedicated`, and outlives them."""
+        self._hangs: HangWatch = HangWatch() if origin is None else origin._hangs
         self._settings = settings
         self._reply_timeout_s = settings.command_timeout_s if reply_timeout_s is None else reply_timeout_s
+        self._limit_s = settings.connect_timeout_s + self._reply_timeout_s
+        """Of one command in a cluster: while a node hangs, the client library lets one after the other look for it."""
         self._sentinel: Sentinel | None = None
         self._slots = asyncio.Semaphore(CONNECTIONS_MAX)
         self._client: Any = self._connect()
@@ -51,23 +69,34 @@ class Store:
 
     def dedicated(self, reply_timeout_s: float) -> "Store":
         """Another client of the same store, for reads that block up to nearly `reply_timeout_s`. Close it yourself."""
-        return Store(self.address, self._settings, reply_timeout_s=reply_timeout_s)
+        return Store(self.address, self._settings, reply_timeout_s=reply_timeout_s, origin=self._origin)
+
+    async def pause(self, seconds: float) -> None:
+        """Before the next try of somebody who failed: it ends early when a store that hung answers again."""
+        await self._hangs.pause(seconds)
 
     async def execute(self, *command: str | bytes | int) -> Any:
         """One command. Raises StateUnavailable."""
         if self._direct is not None:
+            await self._check(SINGLE)
             try:
-                return await self._direct.execute(command)
+                reply = await self._direct.execute(command)
             except DIRECT_FAILURES as error:
-                raise _unavailable(error) from error
-        cancels = _cancels()
+                raise self._failed(SINGLE, error) from error
+            self._answered(SINGLE)
+            return reply
+        cancels, server = _cancels(), self._server(command)
+        await self._check(server)
         try:
             async with self._slots:
-                reply = await self._client.execute_command(*command)
+                await self._check(server)
+                async with asyncio.timeout(self._limit_s):
+                    reply = await self._client.execute_command(*command)
         except FAILURES as error:
             _heed_cancel(cancels)
-            raise _unavailable(error) from error
+            raise self._failed(server, error, key=_key(command)) from error
         _heed_cancel(cancels)
+        self._answered(server)
         return reply
 
     async def batch(
@@ -81,6 +110,7 @@ class Store:
         if not commands:
             return []
         if self._direct is not None:
+            await self._check(SINGLE)
             try:
                 replies = await self._direct.batch(commands, atomic=atomic)
                 for index, reply in enumerate(replies):
@@ -89,22 +119,27 @@ class Store:
                             raise reply
                         replies[index] = None
             except DIRECT_FAILURES as error:
-                raise _unavailable(error) from error
+                raise self._failed(SINGLE, error) from error
+            self._answered(SINGLE)
             return replies
-        cancels = _cancels()
+        cancels, server = _cancels(), self._server(*commands)
+        await self._check(server)
         try:
             async with self._slots, self._client.pipeline(transaction=atomic) as pipeline:
+                await self._check(server)
                 if atomic and isinstance(self._client, RedisCluster):
                     pipeline.multi()
                 for command in commands:
                     pipeline.execute_command(*command)
-                replies = list(await pipeline.execute(raise_on_error=not skips_other_types))
+                async with asyncio.timeout(self._limit_s):
+                    replies = list(await pipeline.execute(raise_on_error=not skips_other_types))
                 if skips_other_types:
                     replies = [_unless_other_type(reply) for reply in replies]
         except FAILURES as error:
             _heed_cancel(cancels)
-            raise _unavailable(error) from error
+            raise self._failed(server, error, key=_key(*commands)) from error
         _heed_cancel(cancels)
+        self._answered(server)
         return replies
 
     async def on_each_server(self, *command: str | bytes | int) -> dict[str, Any]:
@@ -115,19 +150,26 @@ class Store:
         """
         try:
             if isinstance(self._client, RedisCluster):
-                await self._client.initialize()
+                async with asyncio.timeout(self._limit_s):
+                    await self._client.initialize()
                 servers = {node.name: node for node in self._client.get_nodes()}
             else:
-                servers = {str(self.address): self._client}
+                servers = {SINGLE: self._client}
         except FAILURES as error:
-            raise _unavailable(error) from error
+            raise self._failed(SINGLE, error) from error
         replies: dict[str, Any] = {}
-        for name, server in servers.items():
-            cancels = _cancels()
+        for server, client in servers.items():
+            cancels, name = _cancels(), server or str(self.address)
             try:
+                await self._check(server)
                 async with self._slots:
-                    replies[name] = await server.execute_command(*command)
+                    await self._check(server)
+                    replies[name] = await client.execute_command(*command)
+                self._answered(server)
+            except StateUnavailable as known:
+                replies[name] = known
             except FAILURES as error:
+                self._failed(server, error, node=client)
                 replies[name] = error
             _heed_cancel(cancels)
         if not any(_has_answered(reply) for reply in replies.values()):
@@ -137,13 +179,21 @@ class Store:
     async def keys_with_prefix(self, prefix: str, count: int) -> list[bytes]:
         """All keys that start with a pool's prefix, by a scan in steps of `count`. Raises StateUnavailable."""
         pattern = "".join("\\" + c if c in "*?[]\\" else c for c in prefix) + "*"
+        server = self._server(("", prefix))
+        await self._check(server)
         try:
-            return [key async for key in self._client.scan_iter(match=pattern, count=count)]
+            async with self._slots:
+                await self._check(server)
+                found = [key async for key in self._client.scan_iter(match=pattern, count=count)]
         except FAILURES as error:
-            raise _unavailable(error) from error
+            raise self._failed(server, error, key=prefix) from error
+        self._answered(server)
+        return found
 
     async def close(self) -> None:
         """Closes all connections; never raises."""
+        if self._origin is self:
+            await self._hangs.close()
         if self._direct is not None:
             self._direct.close()
         try:
@@ -153,6 +203,50 @@ class Store:
                     await client.aclose()
         except FAILURES:
             return
+
+    # Which servers hang.
+
+    async def _check(self, server: str) -> None:
+        if self._hangs.is_any:
+            await self._hangs.check(server)
+
+    def _answered(self, server: str) -> None:
+        if self._hangs.is_any:
+            self._hangs.answered(server)
+
+    def _failed(
+        self, server: str, error: Exception, *, key: str | bytes | None = None, node: Any = None
+    ) -> StateUnavailable:
+        """`key`, or `node`: what to ask a cluster for, to find out whether it still hangs."""
+
+        async def probe() -> None:
+            await self._origin._probe(key, node)
+
+        if self._hangs.failed(server, error, probe) and self._direct is not None:
+            # Whatever is between us and the server may have forgotten the other connections too.
+            self._direct.close()
+        return _unavailable(error)
+
+    async def _probe(self, key: str | bytes | None, node: Any) -> None:
+        if self._direct is not None:
+            await self._client.connection_pool.disconnect(inuse_connections=False)
+            await self._direct.probe()
+        elif node is not None:
+            await node.execute_command("PING")
+        else:
+            # What every user may ask, of whatever type the value is: a refusal is an answer.
+            async with asyncio.timeout(self._limit_s):
+                await self._client.execute_command(*(("PING",) if key is None else ("GETRANGE", key, 0, 0)))
+
+    def _server(self, *commands: Command) -> str:
+        """Who answers that: of a cluster, the node that holds the first key; SINGLE where that is not known."""
+        key = _key(*commands)
+        if key is None or not isinstance(self._client, RedisCluster):
+            return SINGLE
+        try:
+            return str(self._client.nodes_manager.get_node_from_slot(self._client.keyslot(key)).name)
+        except (*FAILURES, LookupError):
+            return SINGLE  # it does not know its nodes yet
 
     def _direct_client(self) -> DirectClient:
         """For the commands of every request; the client library's own keeps the rare ones, and tells the shapes."""
@@ -172,6 +266,7 @@ class Store:
             shapes=self._client.response_callbacks,
             connect_timeout_s=self._settings.connect_timeout_s,
             reply_timeout_s=self._reply_timeout_s,
+            check=lambda: self._check(SINGLE),
         )
 
     def _connect(self) -> Any:
@@ -188,16 +283,16 @@ class Store:
         if address.topology == "cluster":
             nodes = [ClusterNode(host, port) for host, port in address.hosts]
             return RedisCluster(
-                startup_nodes=nodes, max_connections=CONNECTIONS_MAX, retry=once, **options, **login, **tls
+                startup_nodes=nodes, max_connections=CONNECTIONS_MAX + PROBES_MAX, retry=once, **options, **login, **tls
             )
         options |= {"retry": once}
         if address.topology == "sentinel":
             own = {"username": address.sentinel_username, "password": address.sentinel_password}
             asking = options | own | tls | {"socket_timeout": settings.command_timeout_s}
             self._sentinel = Sentinel(address.hosts, sentinel_kwargs=asking)  # type: ignore[no-untyped-call]
-            options |= {"db": address.db, "max_connections": CONNECTIONS_MAX}
+            options |= {"db": address.db, "max_connections": CONNECTIONS_MAX + PROBES_MAX}
             return self._sentinel.master_for(address.service, **options, **login, **tls)
-        options |= {"db": address.db, "max_connections": CONNECTIONS_MAX}
+        options |= {"db": address.db, "max_connections": CONNECTIONS_MAX + PROBES_MAX}
         if address.topology == "unix":
             return aioredis.Redis(unix_socket_path=address.path, **options, **login)
         host, port = address.hosts[0]
@@ -284,6 +379,15 @@ def _unless_other_type(reply: Any) -> Any:
     return reply
 
 
+def _key(*commands: Command) -> str | bytes | None:
+    """The first that carries a hash tag, as all our keys do."""
+    for command in commands:
+        for word in command[1:]:
+            if (isinstance(word, str) and "{" in word) or (isinstance(word, bytes) and b"{" in word):
+                return word
+    return None
+
+
 def _cancels() -> int:
     task = asyncio.current_task()
     return 0 if task is None else task.cancelling()
@@ -297,6 +401,10 @@ def _heed_cancel(before: int) -> None:
 
 
 def _unavailable(error: Exception) -> StateUnavailable:
+    if isinstance(error, StateUnavailable):
+        return error
+    if is_timeout(error):
+        return StateUnavailable(NO_REPLY)
     # Without the command that the client quotes, which holds packed values.
     text = str(error).rpartition(" of pipeline caused error: ")[2]
     return StateUnavailable(f"{type(error).__name__}: {text or 'no reason given'}"[:300])

@@ -28,6 +28,8 @@ GOOD: dict[str, Spec] = {
     "nulls where null is said": spec(batchLimit=None, dataParallelRanks=None, standalone={"enabled": None}),
     "every mode: Product": spec(mode="Product"),
     "every mode: RoundRobin": spec(mode="RoundRobin"),
+    "detectors that only tell": spec(hotspots={"mode": "Alarm", "windowSeconds": 5}),
+    "no detectors": spec(hotspots={"mode": "Off"}),
     "every mode: LeastRequest": spec(mode="LeastRequest", fallback={"alarms": 3}),
     "least numbers": spec(
         batchLimit=1,
@@ -46,7 +48,14 @@ GOOD: dict[str, Spec] = {
     "images": spec(picker={"image": "r.example:5000/a/b_c:v1.2"}, sidecar={"image": "x@sha256:" + "0" * 64}),
     "amounts of every kind": resources(
         requests={"cpu": 1, "memory": "1e3", "ephemeral-storage": "1.5Gi", "hugepages-2Mi": "4Mi", "a.example/gpu": 0},
-        limits={"cpu": "1500m", "memory": "0.5Gi", "ephemeral-storage": "2000M", "hugepages-2Mi": "4Mi"},
+        limits={
+            "cpu": "1500m",
+            "memory": "0.5Gi",
+            "ephemeral-storage": "2000M",
+            "hugepages-2Mi": "4194304",
+            "a.example/gpu": "0",
+            "b.example/nic": 3,
+        },
     ),
     "a request as high as its limit, written otherwise": resources(requests={"cpu": "1000m"}, limits={"cpu": 1}),
     "just memory enough for one body": spec(
@@ -164,6 +173,8 @@ BAD: dict[str, tuple[Spec, str]] = {
     "too wide a window": (spec(fallback={"windowSeconds": 3601}), "spec.fallback.windowSeconds"),
     "too little quiet": (spec(fallback={"quietSeconds": 4}), "spec.fallback.quietSeconds"),
     "a stay in the past": (spec(fallback={"minimumStaySeconds": -1}), "spec.fallback.minimumStaySeconds"),
+    "another thing for detectors to do": (spec(hotspots={"mode": "Panic"}), "spec.hotspots.mode"),
+    "too wide a window of detectors": (spec(hotspots={"windowSeconds": 3601}), "spec.hotspots.windowSeconds"),
     "a fallback by word": (spec(fallback="off"), "spec.fallback"),
     "port zero": (spec(standalone={"port": 0}), "spec.standalone.port"),
     "a port too far": (spec(standalone={"port": 65536}), "spec.standalone.port"),
@@ -192,6 +203,30 @@ BAD: dict[str, tuple[Spec, str]] = {
         resources("standalone", requests={"cpu": 2}, limits={"cpu": "1999m"}),
         "spec.standalone.resources.requests",
     ),
+    "a resource of no domain": (resources(limits={"gpu/": 1}), "spec.picker.resources.limits"),
+    "a resource of a quota": (
+        resources("sidecar", limits={"requests.a.example/gpu": 1}),
+        "spec.sidecar.resources.limits",
+    ),
+    "half a card": (resources("sidecar", limits={"nvidia.com/gpu": "0.5"}), "spec.sidecar.resources.limits"),
+    "a card that is only asked for": (
+        resources("sidecar", requests={"nvidia.com/gpu": 1}),
+        "spec.sidecar.resources.requests",
+    ),
+    "fewer cards than the limit": (
+        resources("standalone", requests={"nvidia.com/gpu": 1}, limits={"nvidia.com/gpu": 2}),
+        "spec.standalone.resources.requests",
+    ),
+    "huge pages that are only asked for": (
+        resources("sidecar", requests={"cpu": 1, "hugepages-2Mi": "2Mi"}),
+        "spec.sidecar.resources.requests",
+    ),
+    "half a huge page": (
+        resources("sidecar", limits={"cpu": 1, "hugepages-2Mi": "1Mi"}),
+        "spec.sidecar.resources.limits",
+    ),
+    "huge pages of no size": (resources(limits={"cpu": 1, "hugepages-": "2Mi"}), "spec.picker.resources.limits"),
+    "huge pages alone": (resources("sidecar", limits={"hugepages-2Mi": "2Mi"}), "spec.sidecar.resources.limits"),
     "memory for less than one body": (
         spec(picker={"bodyBytesMax": 64 << 20, "resources": {"limits": {"memory": "255Mi"}}}),
         "spec.picker.resources.limits",

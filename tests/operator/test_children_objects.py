@@ -48,14 +48,32 @@ POOL_NAMES = st.lists(
 ).map(lambda parts: f"p{''.join(parts)}q")
 
 
-@given(st.lists(POOL_NAMES | POOL_NAMES.map(lambda name: f"{name}-envoy"), min_size=2, max_size=6, unique=True))
+def taken_from(name: str) -> list[str]:
+    """Pools called as another's children are, without what every child's name has."""
+    return [child.removeprefix("trimtab-") for child in services(name)] + [label_value(name)]
+
+
+TAKEN_NAMES = POOL_NAMES.flatmap(lambda name: st.sampled_from([name, *taken_from(name)]).map(lambda one: [name, one]))
+"""A pool, and one that would like to be called as it is."""
+
+
+@given(
+    st.tuples(
+        st.lists(POOL_NAMES | POOL_NAMES.map(lambda name: f"{name}-envoy"), min_size=2, max_size=6),
+        st.lists(TAKEN_NAMES, max_size=3),
+    ).map(lambda both: list(dict.fromkeys([*both[0], *(name for pair in both[1] for name in pair)])))
+)
+@example(["chat.v1", "chat-v1-d07b66b7", *taken_from("chat-v1-d07b66b7")[:2]])
+@example([LONG, *dict.fromkeys(taken_from(LONG))])
 @example(["chat", "chat-envoy", "chat-endpoints", "chat-store", "chat-envoy-envoy", "envoy", "chat--envoy"])
 def test_no_two_children_of_any_pools_of_a_namespace_share_a_name(names: list[str]) -> None:
     found = [service for name in names for service in services(name)]
     assert len(set(found)) == len(found)
     assert len({store_secret_name(name) for name in names}) == len(names)
+    assert len({label_value(name) for name in names}) == len(names)
     for name in names:
-        if "." not in name and len(name) <= 55 and not name.endswith(("-envoy", "-endpoints")):
+        is_plain = "." not in name and not name.endswith(("-envoy", "-endpoints"))
+        if is_plain and len(name) <= 55 and not re.search("-[0-9a-f]{8}$", name):
             assert picker_name(name) == f"trimtab-{name}"
 
 

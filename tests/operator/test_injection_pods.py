@@ -1,6 +1,7 @@
 """What the sidecar's container is in pods of many shapes."""
 
 import copy
+import dataclasses
 import json
 from typing import Any
 
@@ -18,13 +19,18 @@ from injection_pods import (
     env_of,
     injected,
     injection,
+    patched,
     pod,
+    policy,
+    pool,
     sidecar_of,
     skipped,
     words_of,
 )
 
 from trimtab_operator.injection.marks import DIGEST_NOTE, INJECTED, STATE_PATH
+from trimtab_operator.injection.outcome import Injection, Skip
+from trimtab_operator.injection.pod_injection import inject
 from trimtab_operator.install import Install
 from trimtab_sidecar.settings import parse_settings
 
@@ -441,7 +447,16 @@ def test_a_pod_with_an_init_container_without_limits_is_not_guaranteed() -> None
 
 def test_the_policys_amounts_hold() -> None:
     asked = {"requests": {"cpu": "1"}, "limits": {"memory": "1Gi"}}
-    assert sidecar_of(injected(SHAPES["Guaranteed"](), resources=asked))["resources"] == asked
+    assert sidecar_of(injected(pod(engine("--model", "m")), resources=asked))["resources"] == asked
+    # A quota for limits of the processor would refuse the pod if one of its containers had none.
+    limited = {"requests": {"cpu": "1"}, "limits": {"memory": "1Gi", "cpu": "1"}}
+    assert sidecar_of(injected(SHAPES["Guaranteed"](), resources=asked))["resources"] == limited
+
+
+def test_amounts_beside_those_of_the_whole_pod_are_only_those_that_it_cannot_have() -> None:
+    asked = {"limits": {"cpu": "9", "memory": "99Gi", "hugepages-2Mi": "2Mi", "a.example/nic": "1"}}
+    found = sidecar_of(injected(SHAPES["amounts of the whole pod"](), resources=asked))["resources"]
+    assert found == {"limits": {"a.example/nic": "1"}}
 
 
 def test_the_metrics_port_makes_way() -> None:
@@ -457,6 +472,105 @@ def test_on_the_nodes_network_no_port_is_claimed_and_pods_of_one_node_differ() -
     assert "ports" not in first
     assert "--metrics-port=18000" in first["args"]
     assert "--metrics-port=50000" in second["args"]
+    ports = [{"containerPort": number} for number in (55_535, 65_535, 1_024)]
+    last = sidecar_of(injected(pod(engine("--model", "m", ports=ports), hostNetwork=True), 55_535))
+    assert "--metrics-port=1025" in last["args"]
+
+
+# What would have the pod refused, or keep it from starting.
+
+
+def test_the_state_makes_way_for_the_engines_volumes() -> None:
+    mounts = [{"name": "models", "mountPath": path} for path in ("/var/run/trimtab", "/trimtab-state/")]
+    container = sidecar_of(injected(pod(engine(volumeMounts=mounts), volumes=[MODELS])))
+    assert {"name": "trimtab-sidecar", "mountPath": "/trimtab-state-2"} in container["volumeMounts"]
+    assert "--checkpoint-dir=/trimtab-state-2" in container["args"]
+    assert container["lifecycle"]["preStop"]["exec"]["command"][2:] == container["args"]
+
+
+@pytest.mark.parametrize("path", ["/", "/opt", "/usr/local", "/usr/lib/", "/etc", "/var/run", "/run", "/var", "opt"])
+def test_a_volume_over_the_sidecars_own_program_is_not_mounted(path: str) -> None:
+    body = pod(engine("--model", f"{path}/m", volumeMounts=[{"name": "models", "mountPath": path}]), volumes=[MODELS])
+    assert path not in [mount["mountPath"] for mount in sidecar_of(injected(body))["volumeMounts"]]
+
+
+def test_a_volume_in_which_another_is_mounted_is_as_it_is_for_the_engine() -> None:
+    outer, inner = {"name": "cache", "mountPath": "/data/"}, {"name": "models", "mountPath": "/data/models"}
+    volumes = [CACHE, MODELS]
+    found = mounts_of(pod(engine("--model", "/data", volumeMounts=[outer, inner]), volumes=volumes))
+    assert found["/data/"] == outer
+    assert found["/data/models"] == {**inner, "readOnly": True}
+    closed = {**outer, "readOnly": True}
+    found = mounts_of(pod(engine("--model", "/data", volumeMounts=[closed, inner]), volumes=volumes))
+    assert found["/data/"] == closed
+
+
+def test_a_pod_whose_annotations_have_no_room_is_left_as_it_is() -> None:
+    body = pod(engine("--model", "m"))
+    body["metadata"]["annotations"] = {"a": "\u00e4" * ((128 << 10) - 50)}
+    assert skipped(body).reason == "too_large"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pod(engine(volumeMounts=[{"name": "m", "mountPath": f"/m{n}"} for n in range(1001)])),
+        pod(engine(volumeMounts=[{"name": "m", "mountPath": f"/m{n}" + "/a" * 100} for n in range(400)])),
+        pod(engine(ports=[{"containerPort": n + 1} for n in range(600)]), {"name": "b", "ports": [{}] * 401}),
+        pod(engine(env=[{"name": f"E{n}"} for n in range(2001)])),
+        pod(*({"name": f"c{n}"} for n in range(101))),
+        pod(engine(*["x"] * 10_001)),
+        pod(engine(), volumes=[{"name": f"v{n}"} for n in range(1001)]),
+    ],
+    ids=["mounts", "paths", "ports", "env", "containers", "args", "volumes"],
+)
+def test_of_a_pod_only_so_much_is_looked_at(body: dict[str, Any]) -> None:
+    assert skipped(body).reason == "too_large"
+
+
+def test_a_volume_of_our_name_that_is_no_empty_dir_is_not_used() -> None:
+    body = pod(engine("--model", "m"), volumes=[{"name": "trimtab-sidecar", "secret": {"secretName": "s"}}])
+    assert skipped(body).reason == "no_room"
+
+
+def test_a_mirror_pod_is_left_alone() -> None:
+    body = pod(engine("--model", "m"))
+    body["metadata"]["annotations"] = {"kubernetes.io/config.mirror": "x"}
+    assert skipped(body).reason == "mirror_pod"
+
+
+def test_a_port_and_a_volume_that_a_later_webhook_changed_leave_nothing_behind() -> None:
+    once = injected(pod(engine("--model", "/models/m", volumeMounts=[MODELS_MOUNT]), volumes=[MODELS]))
+    once["spec"]["containers"].append({"name": "late", "image": "x", "ports": [{"containerPort": 9091}]})
+    once["spec"]["containers"][0]["volumeMounts"] = [{"name": "renamed", "mountPath": "/other"}]
+    once["spec"]["containers"][0]["args"] = ["--model", "/other/m"]
+    once["spec"]["volumes"] = [{"name": "renamed", "emptyDir": {}}]
+    container = sidecar_of(injected(once))
+    assert [port["containerPort"] for port in container["ports"]] == [9092]
+    assert {mount["name"] for mount in container["volumeMounts"]} == {"trimtab-sidecar", "renamed"}
+
+
+def test_a_cluster_without_init_containers_that_restart_gets_an_ordinary_one() -> None:
+    body = pod(engine("--model", "m"))
+    result = inject(body, pool(), policy(), INSTALL, "s", has_native=False)
+    assert isinstance(result, Injection)
+    after = patched(body, result.patch)
+    assert "initContainers" not in after["spec"]
+    assert "restartPolicy" not in sidecar_of(after)
+
+
+def test_of_two_installations_the_first_keeps_the_pod() -> None:
+    body = pod(engine("--model", "m"))
+    other = dataclasses.replace(INSTALL, namespace="trimtab-blue", sidecar_image="registry.example/sidecar:2")
+    once = injected(body)
+    assert once["metadata"]["annotations"]["trimtab.dev/install"] == INSTALL.namespace
+    second = inject(once, pool(), policy(), other, "s")
+    assert isinstance(second, Skip)
+    assert second.reason == "other_installation"
+    assert injection(once).patch == []
+    # A mark without a sidecar, as in a copied manifest, is nobody's.
+    body["metadata"]["annotations"] = {"trimtab.dev/install": "long-gone"}
+    assert injected(body)["metadata"]["annotations"]["trimtab.dev/install"] == INSTALL.namespace
 
 
 # Warnings.

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from trimtab_operator.kube import Object
-from trimtab_operator.membership.endpoints import Members, members_of
+from trimtab_operator.membership.endpoints import ENDPOINTS_MAX, Members, members_of
 from trimtab_operator.membership.pod_view import PodView
 
 
@@ -56,6 +56,24 @@ def test_each_target_port_of_each_ready_pod_is_an_endpoint_whatever_the_order_of
     one, two = pod("a", "10.0.0.2"), pod("b", "10.0.0.1")
     wanted = ["10.0.0.1:8000", "10.0.0.1:8001", "10.0.0.2:8000", "10.0.0.2:8001"]
     assert names(one, two, ports=(8000, 8001)) == wanted == names(two, one, ports=(8000, 8001))
+
+
+def test_no_pool_has_more_endpoints_than_pickers_follow_and_those_that_live_come_first() -> None:
+    bodies = [pod(f"d{number}", f"10.0.0.{number}", deleting=True) for number in range(5)]
+    bodies += [pod(f"l{number}", f"10.0.1.{number}") for number in range(8)]
+    found = members(*bodies, ports=(8000, 8001, 8002, 8003), ranks=256)
+    assert len(found.endpoints) == len({endpoint.name for endpoint in found.endpoints}) == ENDPOINTS_MAX
+    assert found.left_out == 13 * 4 * 256 - ENDPOINTS_MAX
+    assert found.ready == 8 * 4 * 256
+    some = members(*bodies[:6], ports=(8000,), ranks=None)
+    assert (len(some.endpoints), some.left_out) == (6, 0)
+
+
+def test_an_endless_number_of_endpoints_is_counted_and_not_made() -> None:
+    bodies = [pod(f"p{number}", f"10.{number // 250}.0.{number % 250}") for number in range(1000)]
+    found = members(*bodies, ports=tuple(range(8000, 8008)), ranks=256)
+    assert len(found.endpoints) == ENDPOINTS_MAX
+    assert found.left_out == 1000 * 8 * 256 - ENDPOINTS_MAX
 
 
 def test_an_ipv6_address_stands_in_brackets_and_of_two_families_the_pods_own_choice_counts() -> None:

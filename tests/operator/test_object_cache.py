@@ -9,6 +9,7 @@ from trimtab_operator.children.labels import POOL_LABEL
 from trimtab_operator.children.names import label_value
 from trimtab_operator.kube import Object
 from trimtab_operator.object_cache import GONE_MAX, ObjectCache
+from trimtab_operator.pool_status import CONTROLLER
 
 KEY = PoolKey("ns", "chat")
 
@@ -76,6 +77,36 @@ def test_nothing_is_to_be_looked_at_where_only_the_version_is_new() -> None:
     found = cache.pool(KEY)
     assert found is not None
     assert "managedFields" not in found["metadata"]
+
+
+def test_what_we_have_written_ourselves_is_no_news() -> None:
+    cache = ObjectCache()
+    policy: Object = {"metadata": {"namespace": "ns", "name": "p", "uid": "p1", "resourceVersion": "1"}}
+    policy["spec"] = {"targetRef": {"name": "chat"}}
+    assert list(cache.put("SchedulingPolicy", copy.deepcopy(policy))) == [KEY]
+    policy["metadata"]["resourceVersion"] = "2"
+    policy["status"] = {"conditions": [{"type": "PrefixAware", "message": "2 x odd reason"}]}
+    assert list(cache.put("SchedulingPolicy", copy.deepcopy(policy))) == []
+    # It is known all the same: the next status is compared with it.
+    assert cache.policies(KEY)[0]["status"] == policy["status"]
+    policy["metadata"]["resourceVersion"], policy["spec"]["mode"] = "3", "Product"
+    assert list(cache.put("SchedulingPolicy", copy.deepcopy(policy))) == [KEY]
+
+
+def test_of_a_pools_parents_the_gateways_are_news_and_ours_is_not() -> None:
+    cache = ObjectCache()
+    ours = {"controllerName": CONTROLLER, "parentRef": {"name": "trimtab-chat-envoy"}}
+    theirs = {"controllerName": "gateway.example/controller", "parentRef": {"name": "public"}}
+    news = []
+    for version, parents in enumerate(([], [ours], [ours | {"conditions": [1]}], [theirs, ours], [theirs]), 1):
+        body = pool(version)
+        body["spec"] = {}
+        body["status"] = {"parents": parents}
+        news.append(bool(list(cache.put("InferencePool", body))))
+    assert news == [True, False, False, True, False]
+    found = cache.pool(KEY)
+    assert found is not None
+    assert found["status"]["parents"] == [theirs]
 
 
 def test_a_child_of_a_pool_with_a_long_name_is_found_by_label_and_annotation_or_by_the_pool() -> None:

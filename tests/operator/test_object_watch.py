@@ -2,43 +2,31 @@
 
 import asyncio
 import random
-import selectors
 from collections.abc import AsyncIterator
 from typing import Any
 
+import pytest
+from virtual_time import in_virtual_time
+
 from trimtab_operator.kube import PODS, Kube, KubeError, Object, WatchEvent
-from trimtab_operator.object_watch import RETRY_MAX_S, RETRY_MIN_S, ObjectWatch, Sink
+from trimtab_operator.object_watch import CUT_RETRY_MAX_S, RETRY_MAX_S, RETRY_MIN_S, ObjectWatch, Sink
 
-
-class VirtualTime(asyncio.SelectorEventLoop):
-    """Time passes when nobody has anything to do, and then at once."""
-
-    def __init__(self) -> None:
-        self._now_s = 0.0
-        super().__init__(_Jumping(self))
-
-    def time(self) -> float:
-        return self._now_s
-
-    def pass_by(self, seconds: float) -> None:
-        self._now_s += seconds
-
-
-class _Jumping(selectors.DefaultSelector):
-    def __init__(self, loop: VirtualTime) -> None:
-        super().__init__()
-        self._loop = loop
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if timeout:
-            self._loop.pass_by(timeout)
-        return super().select(0)
+REFUSED = KubeError(500, "InternalError", "by the test")
+BROKEN = KubeError(0, "WatchBroken", "cut by a proxy")
+UNREACHABLE = KubeError(0, "Unreachable", "connection refused")
 
 
 class SlowKube(Kube):
-    """Lists take `list_s`; each watch holds for the next of `holds_s`, and is then refused."""
+    """Lists take `list_s`; each watch holds for the next of `holds_s`, and then ends with `end`.
 
-    def __init__(self, *, list_s: float, holds_s: list[float]) -> None:
+    `tells`: each says something before.
+    """
+
+    def __init__(
+        self, *, list_s: float, holds_s: list[float], end: KubeError | None = REFUSED, tells: bool = True
+    ) -> None:
+        self.end = end
+        self.tells = tells
         self.list_s = list_s
         self.holds_s = holds_s
         self.pauses_s: list[float] = []
@@ -54,18 +42,25 @@ class SlowKube(Kube):
         yield [], "7"
 
     async def watch(self, *args: Any, **selectors: Any) -> AsyncIterator[WatchEvent]:
+        loop = asyncio.get_running_loop()
+        if self.end is not REFUSED and self._ended_s is not None:
+            self.pauses_s.append(loop.time() - self._ended_s)
         if not self.holds_s:
             self.is_over.set()
             await asyncio.Event().wait()
         await asyncio.sleep(self.holds_s.pop(0))
-        yield WatchEvent("BOOKMARK", {"metadata": {"resourceVersion": "8"}})
-        self._ended_s = asyncio.get_running_loop().time()
-        raise KubeError(500, "InternalError", "by the test")
+        if self.tells:
+            yield WatchEvent("BOOKMARK", {"metadata": {"resourceVersion": "8"}})
+        self._ended_s = loop.time()
+        if self.end is not None:
+            raise self.end
 
 
-def pauses_s(*, list_s: float, holds_s: list[float]) -> list[float]:
+def pauses_s(
+    *, list_s: float = 0.1, holds_s: list[float], end: KubeError | None = REFUSED, tells: bool = True
+) -> list[float]:
     async def watch() -> list[float]:
-        kube = SlowKube(list_s=list_s, holds_s=holds_s)
+        kube = SlowKube(list_s=list_s, holds_s=holds_s, end=end, tells=tells)
         sink = Sink(put=lambda body: None, drop=lambda namespace, name: None)
         running = asyncio.create_task(ObjectWatch(kube, PODS, None, sink, rng=random.Random(3)).run())
         await kube.is_over.wait()
@@ -73,8 +68,7 @@ def pauses_s(*, list_s: float, holds_s: list[float]) -> list[float]:
         await asyncio.wait([running])
         return kube.pauses_s
 
-    with asyncio.Runner(loop_factory=VirtualTime) as runner:
-        return runner.run(watch())
+    return in_virtual_time(watch())
 
 
 def test_the_pauses_grow_though_each_list_takes_longer_than_a_watch_has_to_hold() -> None:
@@ -82,6 +76,30 @@ def test_the_pauses_grow_though_each_list_takes_longer_than_a_watch_has_to_hold(
     for number, pause_s in enumerate(found):
         longest_s = min(RETRY_MIN_S * 2**number, RETRY_MAX_S)
         assert longest_s / 2 <= pause_s <= longest_s, found
+
+
+@pytest.mark.parametrize("hold_s", [3.0, 10.0, 20.0, 29.0, 35.0])
+@pytest.mark.parametrize("end", [BROKEN, None], ids=["broken off", "ended"])
+@pytest.mark.parametrize("tells", [True, False])
+def test_a_watch_that_a_proxy_ends_again_and_again_is_deaf_for_moments_only(
+    hold_s: float, end: KubeError | None, tells: bool
+) -> None:
+    found = pauses_s(holds_s=[hold_s] * 40, end=end, tells=tells)
+    assert len(found) == 40
+    assert max(found) <= RETRY_MIN_S
+
+
+@pytest.mark.parametrize("end", [BROKEN, None], ids=["broken off", "ended"])
+def test_a_watch_that_ends_as_it_begins_is_not_begun_all_the_time(end: KubeError | None) -> None:
+    found = pauses_s(holds_s=[0.01] * 20, end=end, tells=False)
+    assert all(CUT_RETRY_MAX_S / 2 <= pause_s <= CUT_RETRY_MAX_S for pause_s in found[3:])
+    # One that says something each time is worth it.
+    assert max(pauses_s(holds_s=[0.01] * 20, end=end)) <= RETRY_MIN_S
+
+
+def test_a_server_that_is_not_reached_is_left_alone() -> None:
+    found = pauses_s(holds_s=[0.0] * 20, end=UNREACHABLE, tells=False)
+    assert all(RETRY_MAX_S / 2 <= pause_s <= RETRY_MAX_S for pause_s in found[8:])
 
 
 def test_a_watch_that_has_held_is_begun_anew_soon() -> None:

@@ -38,13 +38,21 @@ def test_requests_wait_only_where_the_policy_says_so() -> None:
 
 def test_classes_and_experts_are_told_in_thousandths() -> None:
     experts = [{"first": 1, "last": 2, "share": 5}]
-    gold = {"name": "gold", "weightPercent": 250, "objectives": ["o"], "models": ["m"], "experts": experts}
+    gold = {
+        "name": "gold",
+        "weightPercent": 250,
+        "priority": -3,
+        "objectives": ["o"],
+        "models": ["m"],
+        "experts": experts,
+    }
     costs = [{"endpoints": ["pod"], "costs": [{"first": 3, "last": 4, "percent": 150}]}]
     told = document(classes=[gold], classHeader="X-Class", expertCosts=costs, network="Measured", logAboveTokens=99)
     assert told.classes == (
         RequestClass(
             name="gold",
             weight_milli=2_500,
+            priority=-3,
             objectives=("o",),
             models=("m",),
             experts=(ExpertShare(first=1, last=2, share=5),),
@@ -54,6 +62,13 @@ def test_classes_and_experts_are_told_in_thousandths() -> None:
         EndpointExperts(endpoints=("pod",), costs=(ExpertCost(first=3, last=4, cost_milli=1_500),)),
     )
     assert (told.class_header, told.network, told.log_above_tokens) == ("x-class", "measured", 99)
+
+
+def test_the_detectors_do_as_the_policy_says() -> None:
+    assert (document().hotspots, document().hotspot_window_s) == ("act", 60.0)
+    told = document(hotspots={"mode": "Alarm", "windowSeconds": 30})
+    assert (told.hotspots, told.hotspot_window_s) == ("alarm", 30.0)
+    assert document(hotspots={"mode": "Off"}).hotspots == "off"
 
 
 @pytest.mark.parametrize("parts", [{"classes": [{"name": "a", "weightPercent": 100_000}]}, {"logAboveTokens": 10**8}])

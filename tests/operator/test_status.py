@@ -151,6 +151,24 @@ CASES: dict[str, tuple[PoolFacts, str, tuple[str, str], str]] = {
         ("False", "AllDraining"),
         "Every pod that matches app=vllm is being deleted; 2 endpoints may finish",
     ),
+    "no label": (
+        replace(WELL, members=None, pool=replace(pool(), selector={"app in (a,b),z": "c"})),
+        "EndpointsFound",
+        ("False", "InvalidSelector"),
+        "In spec.selector.matchLabels of the pool, 'app in (a,b),z' is no label's key: up to 63 letters",
+    ),
+    "no label, but it was one": (
+        replace(WELL, pool=replace(pool(), selector={"app": "a b"})),
+        "EndpointsFound",
+        ("False", "InvalidSelector"),
+        "Put it right there; until then 8 endpoints of the last good selector go on.",
+    ),
+    "too many": (
+        replace(WELL, members=Members(endpoints=endpoints(2), pods_matching=3, pods_ready=3, left_out=4)),
+        "EndpointsFound",
+        ("True", "TooManyEndpoints"),
+        "2 endpoints, which is all that a pool can have; 4 more are left out; 3 of 3 pods Ready. Split the pool in two",
+    ),
     "not listed": (replace(WELL, members=None), "EndpointsFound", ("Unknown", "Listing"), "being listed"),
     "no card": (
         replace(WELL, fleet=FleetReport(loading=8)),

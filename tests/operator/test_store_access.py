@@ -285,6 +285,16 @@ async def test_a_store_that_is_busy_for_a_while_does_not_refuse_users(server: Va
         (ResponseError("unknown subcommand 'SETUSER'. Try ACL HELP."), True),
         (ResponseError("ERR unsupported command 'acl'"), True),
         (ResponseError("Command is not available: 'ACL'."), True),
+        (ResponseError("ERR Command is not available: 'ACL SETUSER'. See https://upstash.com/docs for details"), True),
+        (ResponseError("command is not allowed"), True),
+        (ResponseError("ERR command 'ACL' not support for normal user"), True),
+        (ResponseError("ERR ACL SETUSER command is disabled on this instance"), True),
+        (ResponseError("ERR max number of users reached"), True),
+        (ResponseError("ERR user limit exceeded"), True),
+        (ResponseError("ERR max daily request limit exceeded. Limit: 10000, Usage: 10001."), False),
+        (ResponseError("ERR rate limit exceeded for user default"), False),
+        (ResponseError("ERR max number of clients reached"), False),
+        (OutOfMemoryError("command not allowed under OOM prevention."), False),
         (ResponseError("Error in ACL SETUSER modifier '+get': Unknown command or category name in ACL"), True),
         (ResponseError("BUSY Redis is busy running a script. You can only call SCRIPT KILL."), False),
         (ResponseError("MISCONF Redis is configured to save RDB snapshots. Commands are disabled"), False),
@@ -363,6 +373,31 @@ async def test_a_pool_that_is_dropped_while_others_are_looked_after_is_left_alon
     assert await looking == 1
     assert user_name(KEY).encode() + b"\r\n" in server.command("ACL", "USERS")
     assert user_name(OTHER).encode() not in server.command("ACL", "USERS")
+    await store.close()
+
+
+async def test_a_pool_whose_user_cannot_be_made_again_does_not_keep_the_others_waiting(server: ValkeyProcess) -> None:
+    class Odd(Store):
+        """Answers nothing about one user."""
+
+        odd = ""
+
+        async def on_each_server(self, *command: str | bytes | int) -> dict[str, Any]:
+            if self.odd in command:
+                raise StateUnavailable("ConnectionError: by the test")
+            return await super().on_each_server(*command)
+
+    store = Odd(parse_store_url(server.url), StateSettings())
+    manager = StoreAccessManager(store, install(store_url=server.url))
+    for key in (KEY, OTHER):
+        await manager.ensure(key)
+        server.command("ACL", "DELUSER", user_name(key))
+    store.odd = user_name(KEY)
+    with pytest.raises(StateUnavailable, match="by the test"):
+        await manager.look_after()
+    assert user_name(OTHER).encode() + b"\r\n" in server.command("ACL", "USERS")
+    store.odd = ""
+    assert await manager.look_after() == 1
     await store.close()
 
 

@@ -106,6 +106,34 @@ def test_age_counts_what_waits_and_what_is_in_work_but_not_what_is_not_due() -> 
     assert work.age_s(16.0) == 0.0
 
 
+def test_a_long_queue_that_moves_does_not_stand_still() -> None:
+    work, keys = schedule(), [PoolKey("ns", str(number)) for number in range(50)]
+    for key in keys:
+        work.add(key, 0.0)
+    now_s = moved_s = 0.0
+    for _ in keys:
+        # A look waits for the store as long as it may, and fails.
+        key = work.take(now_s)
+        assert key is not None
+        now_s += 50.0
+        assert work.stands_still_s(now_s, moved_s) == 50.0
+        work.done(key, now_s)
+        moved_s = now_s
+        assert work.stands_still_s(now_s, moved_s) == 0.0
+
+
+def test_a_queue_that_nobody_takes_from_and_a_look_that_never_ends_stand_still() -> None:
+    work = schedule()
+    work.add(A, 10.0)
+    assert work.stands_still_s(9.0, 0.0) == 0.0
+    assert work.stands_still_s(150.0, 0.0) == 140.0
+    assert work.take(150.0) == A
+    # However much goes on beside it.
+    assert work.stands_still_s(400.0, 399.0) == 250.0
+    work.done(A, 400.0)
+    assert work.stands_still_s(500.0, 400.0) == 0.0
+
+
 async def test_pools_are_worked_on_side_by_side_but_one_pool_never_twice_at_once() -> None:
     queue, running, most, done = PoolQueue(rng=random.Random(3), workers=4), dict[PoolKey, int](), 0, 0
     keys = [PoolKey("ns", str(number)) for number in range(12)]

@@ -52,6 +52,10 @@ def u32(values: Iterable[int]) -> U32:
     return np.fromiter(values, dtype=np.uint32)
 
 
+WEIGHTS_MILLI = (1_000, 1_000, 4_000, 250)
+"""Of reservations by their ids: with and without what makes the log's newer form."""
+
+
 class Sidecar:
     """Chunks of one endpoint and their publisher."""
 
@@ -108,6 +112,7 @@ class Replica:
 
     def reserve(self, reservation_id: int, endpoint: str, p_tokens: int = 100, samples: int = 0) -> None:
         hashes, tokens = u64(range(samples)), u32(range(samples))
+        weight_milli = WEIGHTS_MILLI[reservation_id % len(WEIGHTS_MILLI)]
         self.open[reservation_id] = OpenReservation(
             reservation_id=reservation_id,
             endpoint=endpoint,
@@ -115,8 +120,9 @@ class Replica:
             batch=1,
             sample_hashes=hashes,
             sample_tokens=tokens,
+            weight_milli=weight_milli,
         )
-        self.publisher.reserve(reservation_id, endpoint, p_tokens, 1, hashes, tokens)
+        self.publisher.reserve(reservation_id, endpoint, p_tokens, 1, hashes, tokens, weight_milli)
 
     def first_token(self, reservation_id: int) -> None:
         self.open[reservation_id] = replace(
@@ -131,6 +137,9 @@ class Replica:
     def finish(self, reservation_id: int) -> None:
         del self.open[reservation_id]
         self.publisher.finished(reservation_id)
+
+    def weights(self) -> dict[int, int]:
+        return {i: r.weight_milli for i, r in self.open.items()}
 
     def load(self) -> list[tuple[int, str, int, int]]:
         return sorted((r.reservation_id, r.endpoint, r.p_tokens, r.batch) for r in self.open.values())

@@ -74,7 +74,8 @@ def operations(draw: st.DrawFn, kinds: "list[LoadKind]") -> LoadOperation:
     kind = draw(st.sampled_from(kinds))
     needs_endpoint = kind in (LoadKind.RESERVE, LoadKind.MOVED)
     endpoint = draw(NAMES.filter(bool)) if needs_endpoint else ""
-    return LoadOperation(kind, draw(U64S), endpoint, draw(U32S), draw(U32S), *draw(chunk_arrays()))
+    weight_milli = draw(st.sampled_from([1000, 1000, 1, 2_500, 1_000_000]))
+    return LoadOperation(kind, draw(U64S), endpoint, draw(U32S), draw(U32S), *draw(chunk_arrays()), weight_milli)
 
 
 def same(one: Any, other: Any) -> bool:
@@ -120,6 +121,10 @@ def a_load_entry() -> bytes:
     return encode_load_entry(LoadEntry(1, 2, [LoadOperation(kind, 4, "a", 5, 6) for kind in LoadKind]))
 
 
+def a_weighted_entry() -> bytes:
+    return encode_load_entry(LoadEntry(1, 2, [LoadOperation(LoadKind.RESERVE, 4, "a", 5, 6, weight_milli=4_000)]))
+
+
 def an_entry() -> bytes:
     two = np.arange(2, dtype=np.uint64)
     return encode_entry(KvEntry("a", 1, 2, "e", True, two, np.arange(2, dtype=np.uint32), two))
@@ -142,6 +147,7 @@ DECODERS: dict[str, tuple[Callable[[bytes], object], Callable[[], bytes]]] = {
     "entry": (decode_entry, an_entry),
     "snapshot": (lambda data: decode_snapshot(data, chunks_max=100), a_snapshot),
     "load entry": (decode_load_entry, a_load_entry),
+    "weighted load entry": (decode_load_entry, a_weighted_entry),
     "lease": (decode_lease, a_lease),
     "lease head": (decode_lease_head, a_lease),
     "control": (decode_control, a_control),
@@ -172,7 +178,7 @@ def test_damaged_values_are_read_or_refused(name: str, data: st.DataObject) -> N
         decode(bytes(value))
 
 
-@pytest.mark.parametrize("name", ["entry", "snapshot", "load entry", "lease"])
+@pytest.mark.parametrize("name", ["entry", "snapshot", "load entry", "weighted load entry", "lease"])
 def test_every_cut_and_every_addition_is_refused(name: str) -> None:
     decode, make = DECODERS[name]
     value = make()
@@ -183,7 +189,7 @@ def test_every_cut_and_every_addition_is_refused(name: str) -> None:
     with pytest.raises(CodecError):
         decode(value + b"\0")
     with pytest.raises(CodecError, match="version"):
-        decode(b"\x02" + value[1:])
+        decode(b"\x09" + value[1:])
 
 
 def test_a_length_beyond_the_bound_is_refused_before_anything_is_allocated() -> None:
@@ -232,9 +238,37 @@ def test_names_and_limits_beyond_their_bounds_are_refused() -> None:
             decode_control(msgspec.json.encode({"namespace": "n", "name": "p"} | wrong))
 
 
+OLD_ENTRY = bytes.fromhex("01 0500000000000000 0700000000000000") + bytes.fromhex(
+    "01000000 0100 00000000 0100 61 00 0000 0000 0900000000000000 64000000 02000000"
+)
+"""A reserve operation as replicas wrote it that knew no weights."""
+
+
+def test_entries_of_replicas_that_know_no_weights_are_of_ordinary_requests() -> None:
+    entry = decode_load_entry(OLD_ENTRY)
+    assert entry.operations == [LoadOperation(LoadKind.RESERVE, 9, "a", 100, 2)]
+    assert entry.operations[0].weight_milli == 1_000
+
+
+def test_where_nobody_uses_weights_replicas_that_know_none_can_read_what_is_written() -> None:
+    operation = LoadOperation(LoadKind.RESERVE, 9, "a", 100, 2)
+    assert encode_load_entry(LoadEntry(5, 7, [operation])) == OLD_ENTRY
+    assert encode_lease(Lease(LeaseHead(5, 7, 1), [operation]))[0] == OLD_ENTRY[0]
+    weighted = operation._replace(weight_milli=1_001)
+    assert encode_load_entry(LoadEntry(5, 7, [weighted]))[0] != OLD_ENTRY[0]
+
+
+def test_weights_out_of_bounds_are_refused() -> None:
+    data = a_weighted_entry()
+    at = data.index((4_000).to_bytes(4, "little"))
+    for weight in (0, 1_000_001, 2**32 - 1):
+        with pytest.raises(CodecError, match="weight"):
+            decode_load_entry(data[:at] + weight.to_bytes(4, "little") + data[at + 4 :])
+
+
 def test_the_writer_of_a_load_entry_is_told_without_reading_the_rest() -> None:
     data = encode_load_entry(LoadEntry(2**63 + 5, 7, []))
     assert writer_of_load_entry(data) == 2**63 + 5
     assert writer_of_load_entry(data[:-1] + b"damage") == 2**63 + 5
-    for unreadable in (b"", data[:1], data[:9], bytes((data[0] + 1,)) + data[1:]):
+    for unreadable in (b"", data[:1], data[:9], b"\x09" + data[1:]):
         assert writer_of_load_entry(unreadable) is None

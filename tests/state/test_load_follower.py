@@ -288,6 +288,12 @@ def started(*operations: LoadOperation) -> tuple[PoolMirror, LoadFollower]:
     return mirror, follower
 
 
+def test_the_weight_of_a_reservation_comes_by_the_log_and_by_the_lease() -> None:
+    mirror, follower = started(reserve(1)._replace(weight_milli=250))
+    follower.entry(LoadEntry(1, 6, [reserve(2)._replace(weight_milli=4_000), reserve(3)]), 0.0)
+    assert {i: r.weight_milli for i, r in mirror.peers[1].items()} == {1: 250, 2: 4_000, 3: 1_000}
+
+
 def test_nothing_is_passed_on_before_the_lease_of_a_replica_is_seen() -> None:
     mirror = PoolMirror()
     follower = LoadFollower(mirror, SMALL, ())

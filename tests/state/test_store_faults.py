@@ -92,6 +92,8 @@ class World:
         return (
             one.mirror.open_load() == two.load()
             and two.mirror.open_load() == one.load()
+            and one.mirror.weights() == two.weights()
+            and two.mirror.weights() == one.weights()
             and all(
                 r.mirror.chunks.get(s.endpoint) == s.chunks and s.endpoint not in r.mirror.unsynced
                 for r in self.replicas

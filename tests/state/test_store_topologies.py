@@ -2,10 +2,11 @@
 
 import asyncio
 import gc
+import re
 import ssl
 import subprocess
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -15,7 +16,8 @@ from pool_processes import KEYS, tasks, until
 from test_store_faults import World, started
 from valkey_server import ValkeyProcess, free_port, running, watched_by_a_sentinel
 
-from trimtab_state import StateUnavailable, connect
+from trimtab_state import StateSettings, StateUnavailable, connect
+from trimtab_state.store import CONNECTIONS_MAX
 
 
 async def lives(url: str) -> None:
@@ -191,6 +193,35 @@ async def test_a_cluster_node_that_was_killed_and_lost_its_data_is_filled_again(
             await world.settled("after the restart")
             world.lost_nothing()
         await world.store.close()
+    gc.collect()
+
+
+# As above.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+async def test_a_cluster_node_that_hangs_is_sent_no_more_than_it_has_connections_and_is_back_by_itself() -> None:
+    async with cluster() as (one, two):
+        settings = StateSettings(command_timeout_s=0.3, connect_timeout_s=0.3)
+        store = connect(f"redis+cluster://127.0.0.1:{one.port},127.0.0.1:{two.port}", settings)
+        await store.execute("SET", "{p}a", "1")
+        owner = one if one.command("DBSIZE") == b":1\r\n" else two
+        owner.pause()
+        asked = [store.execute("GET", "{p}a") for _ in range(200)]
+        asked += [store.batch([("GET", "{p}a"), ("GET", "{p}b")]) for _ in range(200)]
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        assert all(isinstance(each, StateUnavailable) for each in found)
+        assert store._hangs.is_any
+        owner.resume()
+        await until(lambda: not store._hangs.is_any, "nobody asks it, and it is back")
+        async with asyncio.timeout(30):
+            while True:
+                with suppress(StateUnavailable):  # The nodes have to find each other first.
+                    assert await store.execute("GET", "{p}a") == b"1"
+                    break
+                await store.pause(0.1)
+        calls = re.search(rb"cmdstat_get:calls=(\d+)", owner.command("INFO", "commandstats"))
+        assert calls is not None
+        assert int(calls[1]) <= 2 * CONNECTIONS_MAX
+        await store.close()
     gc.collect()
 
 

@@ -19,6 +19,7 @@ QUALIFIED_OR_EMPTY: Final = f"^$|{QUALIFIED}"
 LABEL_VALUE: Final = r"^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$"
 IMAGE: Final = r"^[A-Za-z0-9._:/@-]*$"
 """Characters that an image's name may have; the container runtime knows the rest."""
+HEADER_OR_EMPTY: Final = r"^$|^[A-Za-z0-9][-A-Za-z0-9_.]*$"
 
 WORDS: Final = {
     QUANTITY: "an amount such as 500m, 2 or 4Gi",
@@ -28,6 +29,7 @@ WORDS: Final = {
     QUALIFIED: "a label's key such as example.com/name",
     QUALIFIED_OR_EMPTY: "a label's key such as example.com/name",
     LABEL_VALUE: "a label's value: letters, digits, '-', '_' and '.'",
+    HEADER_OR_EMPTY: "a header's name such as x-team",
     IMAGE: "an image such as registry.example/name:tag, without spaces",
 }
 """Patterns are shown as they are where they have none."""

@@ -6,11 +6,12 @@ Every field but `targetRef` has a default, so that a pool without a policy runs 
 """
 
 import functools
-from typing import Annotated, ClassVar, Final, Literal, TypedDict
+from typing import Annotated, Final, Literal, TypedDict
 
 import msgspec
 from msgspec import Meta
 
+from trimtab_operator.api.api_struct import ApiStruct
 from trimtab_operator.api.faults import faults
 from trimtab_operator.api.open_api import Schema, readable, structural
 from trimtab_operator.api.patterns import (
@@ -24,13 +25,20 @@ from trimtab_operator.api.patterns import (
 from trimtab_operator.api.policy_rules import (
     MEMORY_HOLDS_A_BODY,
     NODE_LABELS,
-    RESOURCE_NAMES,
     SERVICE_ANNOTATIONS,
     TOLERATIONS,
-    WITHIN_LIMITS,
 )
 from trimtab_operator.api.quantity import QUANTITY, QUANTITY_LENGTH_MAX
-from trimtab_operator.api.rules import Rule, broken
+from trimtab_operator.api.request_terms import (
+    DISTINCT_CLASSES,
+    Classes,
+    ExpertCosts,
+    HeaderName,
+    Network,
+    WhenFull,
+)
+from trimtab_operator.api.resource_rules import RESOURCE_RULES
+from trimtab_operator.api.rules import broken
 
 POLICY_GROUP: Final = "trimtab.dev"
 POLICY_VERSION: Final = "v1alpha1"
@@ -94,12 +102,6 @@ PriorityClass = Annotated[
 ]
 
 
-class ApiStruct(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """Part of an API object: camelCase on the wire, unknown fields are errors that name them."""
-
-    RULES: ClassVar[tuple[Rule, ...]] = ()
-
-
 class TargetRef(ApiStruct, frozen=True, kw_only=True):
     """The InferencePool that the policy is for, in the policy's own namespace."""
 
@@ -140,10 +142,25 @@ class Fallback(ApiStruct, frozen=True, kw_only=True):
     ] = 300
 
 
+class Hotspots(ApiStruct, frozen=True, kw_only=True):
+    """How the pickers look for prefixes that bring more load than the endpoints which hold them can carry."""
+
+    mode: Annotated[
+        Literal["Act", "Alarm", "Off"],
+        Meta(
+            description="Act: such a prefix goes to other endpoints until enough hold it, and what lasts all the same"
+            " raises alarms. Alarm: alarms alone. Off: neither, so there is no fallback to round robin."
+        ),
+    ] = "Act"
+    window_seconds: Annotated[
+        int, Meta(ge=5, le=3600, description="Arrivals of this long decide what brings how much load.")
+    ] = 60
+
+
 class ResourceRequirements(ApiStruct, frozen=True, kw_only=True):
     """CPU and memory of a container, as in a pod."""
 
-    RULES = (*RESOURCE_NAMES, WITHIN_LIMITS)
+    RULES = RESOURCE_RULES
 
     requests: Annotated[
         dict[str, Quantity], Meta(max_length=RESOURCES_MAX, description="Least amounts, by resource name.")
@@ -253,6 +270,8 @@ class Sidecar(ApiStruct, frozen=True, kw_only=True):
 class PolicySpec(ApiStruct, frozen=True, kw_only=True):
     """All that can be set about one pool."""
 
+    RULES = (DISTINCT_CLASSES,)
+
     target_ref: Annotated[TargetRef, Meta(description=TargetRef.__doc__, extra_json_schema=_ATOMIC_MAP)]
     mode: Annotated[
         Mode,
@@ -263,12 +282,43 @@ class PolicySpec(ApiStruct, frozen=True, kw_only=True):
     ] = "Auto"
     batch_limit: Annotated[
         Annotated[int, Meta(ge=1, le=100_000)] | None,
-        Meta(description="Requests at which an endpoint is no candidate any more; null: no limit."),
+        Meta(
+            description="Requests at which an endpoint is no candidate any more, until one of them has ended; null: no"
+            " limit. Each picker knows of the others' requests some milliseconds late, so that those which come in the"
+            " same moment may pass it."
+        ),
+    ] = None
+    when_full: Annotated[WhenFull, Meta(description=WhenFull.__doc__)] = WhenFull()
+    class_header: Annotated[
+        HeaderName,
+        Meta(
+            description="Header by which a request names its class; empty: it cannot. The gateway must set or remove"
+            " it, or a client chooses its class itself."
+        ),
+    ] = ""
+    classes: Classes = []
+    expert_costs: ExpertCosts = []
+    network: Annotated[
+        Network,
+        Meta(
+            description="Whether the way to an endpoint counts, as the prompt tokens that it would prefill meanwhile."
+            " Annotation: where pods say so, by trimtab.dev/rtt-milliseconds. Measured: where they do not, the pickers"
+            " measure it, by a connection every 5 s; where a mesh answers connections in the pods' place, that is"
+            " nothing worth. An endpoint whose way is not known is as far as the middle one of the others."
+        ),
+    ] = "Off"
+    log_above_tokens: Annotated[
+        Annotated[int, Meta(ge=1, le=100_000_000)] | None,
+        Meta(
+            description="Above so many tokens P counts with its logarithm: very long prompts then go less where tokens"
+            " are fewest, and more where requests are; null: never."
+        ),
     ] = None
     data_parallel_ranks: Annotated[
         Annotated[int, Meta(ge=1, le=256)] | None,
         Meta(description="Data-parallel ranks behind each target port; null: as the engine's arguments say."),
     ] = None
+    hotspots: Annotated[Hotspots, Meta(description=Hotspots.__doc__)] = Hotspots()
     fallback: Annotated[Fallback, Meta(description=Fallback.__doc__)] = Fallback()
     picker: Annotated[Picker, Meta(description=Picker.__doc__)] = Picker()
     standalone: Annotated[Standalone, Meta(description=Standalone.__doc__)] = Standalone()

@@ -103,7 +103,7 @@ def _columns() -> list[dict[str, Any]]:
         column("Endpoints", ".status.endpoints.total", "integer", "Endpoints in all."),
         column("Accepted", f"{accepted}.status", "string", "Whether the policy is in force."),
         column("Since", ".status.activeSince", "date", "For how long they are chosen so.", wide=True),
-        column("Pickers", ".status.pickers.ready", "integer", "Pickers that answer.", wide=True),
+        column("Pickers", ".status.pickers.shown", "string", "Pickers that answer, of how many.", wide=True),
         column("Version", ".status.pickers.version", "string", "What the pickers run.", wide=True),
         column("Reason", f"{accepted}.reason", "string", "Why it is in force or is not.", wide=True),
         column("Age", ".metadata.creationTimestamp", "date", "For how long the policy exists."),

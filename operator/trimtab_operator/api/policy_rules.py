@@ -6,7 +6,7 @@ what depends on other objects (the pool, its pods, the namespace) is a condition
 
 import re
 from decimal import Decimal
-from typing import Any, Final
+from typing import Final
 
 from trimtab_operator.api.patterns import QUALIFIED
 from trimtab_operator.api.quantity import amount
@@ -16,40 +16,6 @@ PICKER_BYTES: Final = 128 << 20
 """Memory that a picker has besides bodies when it has started, rounded up."""
 COPIES_OF_A_BODY: Final = 2
 """The body, and the prompt rendered from it."""
-CONTAINER_RESOURCES: Final = ("cpu", "memory", "ephemeral-storage")
-"""Others are hugepages-SIZE, or have a domain before a slash."""
-
-
-def _are_resources(names: Any) -> bool:
-    return all(name in CONTAINER_RESOURCES or name.startswith("hugepages-") or "/" in name for name in names)
-
-
-def _resource_names(field: str) -> Rule:
-    known = ", ".join(f"'{name}'" for name in CONTAINER_RESOURCES)
-    return Rule(
-        field=f".{field}",
-        needs=(field,),
-        cel=f"self.{field}.all(name, name in [{known}] || name.startsWith('hugepages-') || name.contains('/'))",
-        message=f"expected names of resources: {', '.join(CONTAINER_RESOURCES)}, hugepages-SIZE or example.com/NAME;"
-        " correct the name",
-        holds=lambda resources: _are_resources(getattr(resources, field)),
-    )
-
-
-RESOURCE_NAMES: Final = (_resource_names("requests"), _resource_names("limits"))
-
-WITHIN_LIMITS: Final = Rule(
-    field=".requests",
-    needs=("requests", "limits"),
-    # What is no quantity is refused by its pattern, which says so better.
-    cel="self.requests.all(name, !(name in self.limits) ||"
-    " !isQuantity(string(self.requests[name])) || !isQuantity(string(self.limits[name])) ||"
-    " quantity(string(self.requests[name])).compareTo(quantity(string(self.limits[name]))) <= 0)",
-    message="expected no request above its limit; lower it, or raise the limit of the same name",
-    holds=lambda resources: all(
-        amount(value) <= amount(resources.limits.get(name, value)) for name, value in resources.requests.items()
-    ),
-)
 
 MEMORY_HOLDS_A_BODY: Final = Rule(
     field=".resources.limits",

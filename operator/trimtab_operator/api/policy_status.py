@@ -99,6 +99,10 @@ class PolicyStatus(ApiStruct, frozen=True, kw_only=True):
     pool: Annotated[
         str, Meta(max_length=253, description="Name of the InferencePool that the policy is in force for; empty: none.")
     ] = ""
+    installation: Annotated[
+        Annotated[str, Meta(max_length=63)] | UnsetType,
+        Meta(description="Namespace of the Trimtab installation that runs the pool: others leave it alone."),
+    ] = UNSET
     active_policy: Annotated[
         ActivePolicy | UnsetType,
         Meta(description="How endpoints are chosen now; the mode, or what the fallback made of it."),

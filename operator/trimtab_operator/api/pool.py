@@ -1,12 +1,16 @@
 """An InferencePool (`inference.networking.k8s.io/v1`) as the operator reads it.
 
 The one rule: the API server has already validated the object against the standard's schema, so reading it cannot fail;
-what the schema cannot say (whether a Service is ours, whether pods match) is not decided here.
+what the schema cannot say (whether a Service is ours, whether pods match) is not decided here, but for the selector's
+keys, which no schema can validate and every list of pods would stumble over.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
+
+from trimtab_operator.api.patterns import LABEL_VALUE, QUALIFIED
 
 POOL_GROUP: Final = "inference.networking.k8s.io"
 POOL_VERSION: Final = "v1"
@@ -14,6 +18,11 @@ POOL_KIND: Final = "InferencePool"
 POOL_PLURAL: Final = "inferencepools"
 PICKER_PORT: Final = 9002
 """Of the picker, where the pool's `endpointPickerRef` names no other."""
+KEY_PREFIX_CHARS_MAX: Final = 253
+LABEL_CHARS_MAX: Final = 63
+"""Of a label's value."""
+TEXT_CHARS_MAX: Final = 80
+"""Of what is quoted of a key or value that is none."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -47,6 +56,23 @@ class Pool:
     fails_open: bool
     """`endpointPickerRef.failureMode` is FailOpen."""
 
+    @property
+    def selector_problem(self) -> str:
+        """What of the selector no pod's label can be, and what it would have to be; empty: all of it can."""
+        for key, value in sorted(self.selector.items()):
+            prefix = key.rpartition("/")[0]
+            if re.fullmatch(QUALIFIED, key) is None or len(prefix) > KEY_PREFIX_CHARS_MAX:
+                return (
+                    f"{_quoted(key)} is no label's key: up to 63 letters, digits, '-', '_' and '.', beginning and"
+                    " ending with a letter or digit, perhaps after a prefix such as example.com/"
+                )
+            if re.fullmatch(LABEL_VALUE, value) is None or len(value) > LABEL_CHARS_MAX:
+                return (
+                    f"{_quoted(value)}, of {key}, is no label's value: up to {LABEL_CHARS_MAX} letters, digits, '-',"
+                    " '_' and '.', beginning and ending with a letter or digit"
+                )
+        return ""
+
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> "Pool":
         """From the API's JSON."""
@@ -65,3 +91,7 @@ class Pool:
             picker_port=int(port) if port else PICKER_PORT,
             fails_open=reference.get("failureMode") == "FailOpen",
         )
+
+
+def _quoted(text: str) -> str:
+    return repr(text if len(text) <= TEXT_CHARS_MAX else f"{text[:TEXT_CHARS_MAX]}…")

@@ -43,3 +43,7 @@ def broken(part: Any, path: str) -> Iterator[str]:
         inner = getattr(part, field.name)
         if isinstance(inner, msgspec.Struct):
             yield from broken(inner, f"{path}.{field.encode_name}")
+        elif isinstance(inner, list):
+            for index, item in enumerate(inner):
+                if isinstance(item, msgspec.Struct):
+                    yield from broken(item, f"{path}.{field.encode_name}[{index}]")

@@ -4,6 +4,8 @@ The one rule: it selects exactly what the pool selects. Which of the pods are en
 told by the control document and decided by pickers.
 """
 
+from collections.abc import Iterable, Mapping
+
 from trimtab_operator.api.pool import Pool
 from trimtab_operator.children.labels import metadata
 from trimtab_operator.children.names import endpoints_name
@@ -33,3 +35,11 @@ def endpoints_service(pool: Pool) -> Object:
             ],
         },
     }
+
+
+def made_selector(children: Iterable[Object], pool_name: str) -> Mapping[str, str] | None:
+    """By which the Service was made that is there: what the pool selected last of what can be selected."""
+    for child in children:
+        if child["kind"] == "Service" and child["metadata"]["name"] == endpoints_name(pool_name):
+            return (child.get("spec") or {}).get("selector") or None
+    return None

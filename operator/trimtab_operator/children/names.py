@@ -3,7 +3,8 @@
 The one rule: a name depends on the pool's name alone, is a name that a Service may have (63 characters, no dots), and
 no two children of one kind ever share one, whatever their pools are called. The pickers' Service is `trimtab-POOL`, so
 that of a pool `chat-envoy` would have the name of the Envoy of pool `chat`: it is the picker's that gives way. What was
-cut off or changed is replaced by a hash.
+cut off or changed is replaced by a hash; and a name that ends as if it had one gets one too, so that nobody can take
+another's.
 """
 
 import hashlib
@@ -14,6 +15,8 @@ NAME_PREFIX: Final = "trimtab-"
 NAME_CHARS_MAX: Final = 63
 """Of a Service, whose name is a DNS label; of a label's value too."""
 HASH_CHARS: Final = 8
+_HASHED: Final = re.compile(rf"-[0-9a-f]{{{HASH_CHARS}}}$")
+"""How a name ends that was changed."""
 ENVOY_SUFFIX: Final = "-envoy"
 ENDPOINTS_SUFFIX: Final = "-endpoints"
 STORE_SUFFIX: Final = "-store"
@@ -24,14 +27,14 @@ def child_name(pool_name: str, suffix: str = "") -> str:
     stem = pool_name.replace(".", "-")
     room = NAME_CHARS_MAX - len(NAME_PREFIX) - len(suffix)
     is_anothers = not suffix and stem.endswith((ENVOY_SUFFIX, ENDPOINTS_SUFFIX))
-    if stem != pool_name or len(stem) > room or is_anothers:
+    if stem != pool_name or len(stem) > room or is_anothers or _HASHED.search(stem):
         stem = f"{stem[: room - HASH_CHARS - 1].rstrip('-')}-{_hash(pool_name)}"
     return f"{NAME_PREFIX}{stem}{suffix}"
 
 
 def label_value(pool_name: str) -> str:
-    """The pool's name as a label's value: cut and hashed where it is too long. Dots may stay."""
-    if len(pool_name) <= NAME_CHARS_MAX:
+    """The pool's name as a label's value: cut and hashed where it is too long, or may be another's. Dots may stay."""
+    if len(pool_name) <= NAME_CHARS_MAX and not _HASHED.search(pool_name):
         return pool_name
     return f"{re.sub(r'[-.]+$', '', pool_name[: NAME_CHARS_MAX - HASH_CHARS - 1])}-{_hash(pool_name)}"
 

@@ -8,13 +8,15 @@ import base64
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
 from trimtab_operator.api.pool import PoolKey
 from trimtab_operator.children.names import store_secret_name
+from trimtab_operator.injection.advice import WARNING_CHARS_MAX
 from trimtab_operator.injection.marks import DISABLED, INJECT
 from trimtab_operator.injection.outcome import SPOKEN, Injection, Skip
+from trimtab_operator.injection.pod_bounds import PATCH_BYTES_MAX, REVIEW_BYTES_MAX
 from trimtab_operator.injection.pod_injection import inject
 from trimtab_operator.injection.pool_book import PoolBook
 from trimtab_operator.install import Install
@@ -25,8 +27,6 @@ logger = logging.getLogger(__name__)
 Outcome = Literal["injected", "unchanged", "skipped", "error"]
 PROTECTED: Final = frozenset({"kube-system"})
 """Namespaces that are never injected into, whatever their labels; the operator's own is another."""
-PATCH_BYTES_MAX: Final = 256 << 10
-"""The store takes objects of 1.5 MiB: a pod that is large already is not made larger by more than this."""
 API_VERSION: Final = "admission.k8s.io/v1"
 
 
@@ -43,6 +43,8 @@ class Answer:
     reason: str = ""
     """Why it was skipped."""
     pool: PoolKey | None = None
+    pod: str = ""
+    """`namespace/name`, as far as it has a name yet."""
     warnings: tuple[str, ...] = field(default=())
 
 
@@ -50,6 +52,8 @@ class Admission:
     """Answers from what `book` knows at that moment."""
 
     def __init__(self, book: PoolBook, install: Install) -> None:
+        self.has_native = True
+        """The cluster knows init containers that restart."""
         self._book = book
         self._install = install
 
@@ -61,12 +65,12 @@ class Admission:
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise NotAReviewError(type(error).__name__) from error
         try:
-            return self._decide(str(uid), request)
+            return replace(self._decide(str(uid), request, len(data)), pod=_name(request))
         except Exception:
             logger.exception("a pod was left as it is")
             return Answer(body=_review(str(uid)), outcome="error")
 
-    def _decide(self, uid: str, request: Mapping[str, Any]) -> Answer:
+    def _decide(self, uid: str, request: Mapping[str, Any], size_bytes: int) -> Answer:
         pod = request["object"]
         # Pods of controllers have neither name nor namespace yet.
         namespace = str(request["namespace"])
@@ -81,13 +85,22 @@ class Admission:
         if isinstance(match, Skip):
             return _skipped(uid, match, None)
         key = match.pool.key
-        result = inject(pod, match.pool, match.spec, self._install, store_secret_name(key.name))
+        if size_bytes > REVIEW_BYTES_MAX:
+            text = f"the pod has {size_bytes} bytes, more than the {REVIEW_BYTES_MAX} that are looked at"
+            return _skipped(uid, Skip("too_large", text), key)
+        secret_name = store_secret_name(key.name)
+        result = inject(pod, match.pool, match.spec, self._install, secret_name, has_native=self.has_native)
         if isinstance(result, Skip):
             return _skipped(uid, result, key)
         patch = json.dumps(result.patch, separators=(",", ":")).encode()
         if len(patch) > PATCH_BYTES_MAX:
             return _skipped(uid, Skip("too_large", f"the sidecar would add {len(patch)} bytes to the pod"), key)
         return _injected(uid, result, patch, key)
+
+
+def _name(request: Mapping[str, Any]) -> str:
+    metadata = request["object"]["metadata"]
+    return f"{request['namespace']}/{metadata.get('name') or metadata.get('generateName') or ''}"
 
 
 def _injected(uid: str, injection: Injection, patch: bytes, pool: PoolKey) -> Answer:
@@ -101,7 +114,7 @@ def _injected(uid: str, injection: Injection, patch: bytes, pool: PoolKey) -> An
 
 
 def _skipped(uid: str, skip: Skip, pool: PoolKey | None) -> Answer:
-    warnings = (f"trimtab: no sidecar injected: {skip.text}",) if skip.reason in SPOKEN else ()
+    warnings = (f"trimtab: no sidecar injected: {skip.text}"[:WARNING_CHARS_MAX],) if skip.reason in SPOKEN else ()
     return Answer(body=_review(uid, warnings), outcome="skipped", reason=skip.reason, pool=pool, warnings=warnings)
 
 

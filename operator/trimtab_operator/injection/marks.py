@@ -5,6 +5,8 @@ The one rule: what stands in users' manifests or on their pods is named here and
 
 from typing import Final
 
+from trimtab_operator.children.labels import INSTALL as INSTALL
+
 INJECT: Final = "trimtab.dev/inject"
 """Label of a namespace (`enabled`) and of a pod (`disabled`)."""
 ENABLED: Final = "enabled"
@@ -17,6 +19,8 @@ IMAGE_NOTE: Final = "trimtab.dev/sidecar-image"
 """Annotation: the image that was asked for."""
 DIGEST_NOTE: Final = "trimtab.dev/sidecar-digest"
 """Annotation: hash of the container that was asked for, so that a second call knows whether the pod has changed."""
+MIRROR_NOTE: Final = "kubernetes.io/config.mirror"
+"""Annotation of the copy of a pod that a node runs by itself. Such a copy may name no Secret."""
 EVICTABLE_VOLUMES_NOTE: Final = "cluster-autoscaler.kubernetes.io/safe-to-evict-local-volumes"
 """The cluster autoscaler's: volumes that need not keep a node alive. Ours must not be what does."""
 
@@ -25,5 +29,7 @@ STATE_VOLUME: Final = "trimtab-sidecar"
 """The emptyDir with the checkpoint and the drain socket."""
 HOME_VOLUME: Final = "trimtab-home"
 STATE_PATH: Final = "/var/run/trimtab"
+OTHER_STATE_PATH: Final = "/trimtab-state"
+"""Where the engine has a volume of its own in that place; with a number, where it has one here too."""
 METRICS_PORT_NAME: Final = "trimtab-metrics"
 METRICS_PORT: Final = 9091

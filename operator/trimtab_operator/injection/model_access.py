@@ -5,6 +5,7 @@ the paths in the engine's command line and by where the hub's cache lies; where 
 volumes that may hold a model are mounted.
 """
 
+import posixpath
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -36,6 +37,14 @@ ROOT_HOME: Final = "/root"
 """The home of engines that run as root; in most images nobody else may look into it."""
 NO_MODELS: Final = ("/dev/", "/tmp", "/var/run/secrets/", "/run/secrets/")
 """Below these no model is looked for, unless a path says so."""
+OUR_OWN: Final = (
+    "/opt/trimtab",
+    *("/bin", "/lib", "/lib64", "/usr/bin", "/usr/lib", "/usr/local/bin", "/usr/local/lib"),
+    *("/dev", "/etc", "/proc", "/sys"),
+    *("/run/secrets/kubernetes.io/serviceaccount", "/var/run/secrets/kubernetes.io/serviceaccount"),
+)
+"""What the sidecar's program is made of, and where the kubelet mounts something into each container: under a volume
+of the engine's, read-only as it is here, the sidecar would not start, and its pod would wait for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +59,9 @@ class ModelAccess:
 
 def model_access(container: Mapping[str, Any], environment: Environment, words: EngineWords) -> ModelAccess:
     """What the engine in `container` reads, as far as the manifest tells."""
-    mounts: list[Object] = list(container.get("volumeMounts") or ())
+    mounts: list[Object] = [
+        mount for mount in container.get("volumeMounts") or () if in_full(str(mount["mountPath"])) not in _ABOVE_OURS
+    ]
     named = [words.model, words.flag("tokenizer", "tokenizer-path")]
     paths = [name for name in named if name is not None and name.startswith("/")]
     template = words.flag("chat-template")
@@ -72,11 +83,16 @@ def model_access(container: Mapping[str, Any], environment: Environment, words: 
     )
     chosen = _mounts_for(mounts, needed)
     if is_open:
-        chosen += [mount for mount in mounts if mount not in chosen and not mount["mountPath"].startswith(NO_MODELS)]
+        there = {mount["mountPath"] for mount in chosen}
+        chosen += [
+            mount
+            for mount in mounts
+            if mount["mountPath"] not in there and not mount["mountPath"].startswith(NO_MODELS)
+        ]
     missing = () if is_open else tuple(path for path in paths if not _mounts_for(mounts, [path]))
     expressions = [str(mount.get("subPathExpr") or "") for mount in chosen]
     env += environment.entries(name for text in expressions for name in names_in(text))
-    return ModelAccess(mounts=tuple(map(_read_only, chosen)), env=tuple(_once(env)), missing=missing)
+    return ModelAccess(mounts=_read_only(chosen), env=tuple(_once(env)), missing=missing)
 
 
 def _cache(mounts: Sequence[Object], environment: Environment) -> tuple[str, list[Object]]:
@@ -132,9 +148,27 @@ def _is_within(path: str, folder: str) -> bool:
     return inner.is_absolute() and ".." not in inner.parts and inner.is_relative_to(outer)
 
 
-def _read_only(mount: Mapping[str, Any]) -> Object:
-    kept = {name: mount[name] for name in ("name", "mountPath", "subPath", "subPathExpr") if mount.get(name)}
-    return {**kept, "readOnly": True}
+def in_full(path: str) -> PurePosixPath:
+    """The place of a mount, as the container runtime reads it."""
+    return PurePosixPath(posixpath.normpath("/" + path.lstrip("/")))
+
+
+_ABOVE_OURS: Final = frozenset(
+    place for path in OUR_OWN for place in (PurePosixPath(path), *PurePosixPath(path).parents)
+)
+
+
+def _read_only(mounts: Iterable[Mapping[str, Any]]) -> tuple[Object, ...]:
+    """A place for a volume that is mounted in another has to be made in that one, which fails where it is read-only:
+    then that one is as it is for the engine."""
+    placed = [(mount, in_full(str(mount["mountPath"]))) for mount in mounts]
+    outer = {parent for _, place in placed for parent in place.parents}
+    found = []
+    for mount, place in placed:
+        kept = {name: mount[name] for name in ("name", "mountPath", "subPath", "subPathExpr") if mount.get(name)}
+        is_as_the_engines = place in outer and not mount.get("readOnly")
+        found.append(kept if is_as_the_engines else {**kept, "readOnly": True})
+    return tuple(found)
 
 
 def _unique(mounts: Iterable[Object]) -> list[Object]:

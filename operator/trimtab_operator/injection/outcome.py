@@ -16,10 +16,14 @@ SkipReason = Literal[
     "several_pools",
     "no_engine",
     "own_sidecar",
+    "other_installation",
+    "policy_not_understood",
+    "mirror_pod",
     "windows",
+    "no_room",
     "too_large",
 ]
-SPOKEN: Final = frozenset({"several_pools", "no_engine", "windows", "too_large"})
+SPOKEN: Final = frozenset({"several_pools", "no_engine", "policy_not_understood", "windows", "no_room", "too_large"})
 """Reasons that surprise: told to whoever creates the pod."""
 
 

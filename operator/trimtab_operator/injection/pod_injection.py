@@ -24,10 +24,14 @@ from trimtab_operator.injection.marks import (
     HOME_VOLUME,
     IMAGE_NOTE,
     INJECTED,
+    INSTALL,
+    METRICS_PORT_NAME,
+    MIRROR_NOTE,
     STATE_VOLUME,
 )
 from trimtab_operator.injection.model_access import model_access
 from trimtab_operator.injection.outcome import Injection, Skip
+from trimtab_operator.injection.pod_bounds import NOTES_BYTES_MAX, beyond_bounds, notes_bytes
 from trimtab_operator.injection.sidecar_container import needs_home, runs_as_root, sidecar_container
 from trimtab_operator.install import Install
 from trimtab_operator.kube import Object
@@ -38,15 +42,35 @@ _KEYED: Final = {"env": "name", "volumeMounts": "mountPath", "ports": "container
 
 
 def inject(
-    pod: Mapping[str, Any], pool: Pool, spec: PolicySpec, install: Install, secret_name: str
+    pod: Mapping[str, Any],
+    pool: Pool,
+    spec: PolicySpec,
+    install: Install,
+    secret_name: str,
+    *,
+    has_native: bool = True,
 ) -> Injection | Skip:
-    """The patch that gives `pod` the sidecar of `pool`; `secret_name`: the Secret with its way into the store."""
+    """The patch that gives `pod` the sidecar of `pool`; `secret_name`: the Secret with its way into the store.
+
+    `has_native`: the cluster knows init containers that restart. One that does not would refuse the pod, or wait for
+    the sidecar's end.
+    """
     pod_spec, notes = pod["spec"], pod["metadata"].get("annotations") or {}
+    if (skip := beyond_bounds(pod_spec)) is not None:
+        return skip
+    if MIRROR_NOTE in notes:
+        return Skip("mirror_pod", "the node runs it by itself")
     if (pod_spec.get("os") or {}).get("name") == "windows":
         return Skip("windows", "there is no sidecar for Windows")
     found = {kind: _index(pod_spec.get(kind) or ()) for kind in LISTS}
-    if DIGEST_NOTE not in notes and any(at is not None for at in found.values()):
+    has_sidecar = any(at is not None for at in found.values())
+    if DIGEST_NOTE not in notes and has_sidecar:
         return Skip("own_sidecar", f"the pod brings a container {CONTAINER} of its own")
+    if has_sidecar and notes.get(INSTALL, install.namespace) != install.namespace:
+        return Skip("other_installation", f"the sidecar is of the installation in namespace {notes[INSTALL]}")
+    if (taken := _taken_volume(pod_spec)) is not None:
+        return Skip("no_room", f"the pod has a volume {taken} of its own, which is no emptyDir; name it otherwise")
+    is_native = spec.sidecar.kind == "Native" and has_native
     others = {kind: [c for c in pod_spec.get(kind) or () if c.get("name") != CONTAINER] for kind in LISTS}
     engine = find_engine(others["containers"], pool.target_ports, spec.sidecar)
     if isinstance(engine, Skip):
@@ -68,10 +92,11 @@ def inject(
         install=install,
         secret_name=secret_name,
         others=[*others["initContainers"], *others["containers"]],
+        is_native=is_native,
     )
     patch = _Patch()
     volumes = [STATE_VOLUME, *([HOME_VOLUME] if needs_home(access) else [])]
-    _put_container(patch, pod, wanted, found, home="initContainers" if spec.sidecar.kind == "Native" else "containers")
+    _put_container(patch, pod, wanted, found, home="initContainers" if is_native else "containers")
     # No bound of its size: a volume that outgrows one has its whole pod evicted, the engine too.
     patch.append_missing(("spec", "volumes"), pod_spec.get("volumes"), [{"name": v, "emptyDir": {}} for v in volumes])
     pull_secrets = [{"name": name} for name in install.image_pull_secrets]
@@ -81,8 +106,12 @@ def inject(
     marks = {
         IMAGE_NOTE: wanted["image"],
         DIGEST_NOTE: _digest(wanted),
+        INSTALL: install.namespace,
         EVICTABLE_VOLUMES_NOTE: ",".join([*evictable, *(name for name in volumes if name not in evictable)]),
     }
+    if (size_bytes := notes_bytes({**notes, **marks})) > NOTES_BYTES_MAX:
+        text = f"with ours the pod's annotations would have {size_bytes} bytes, of {NOTES_BYTES_MAX} that they may have"
+        return Skip("too_large", text)
     patch.entries(("metadata", "annotations"), pod["metadata"].get("annotations"), marks)
     warnings = advice(
         engine.engine,
@@ -109,6 +138,9 @@ def _put_container(
     present = pod_spec[home][at]
     is_unchanged = notes.get(DIGEST_NOTE) == _digest(wanted)
     mended = _mended(present, wanted, is_unchanged=is_unchanged, image_then=str(notes.get(IMAGE_NOTE)))
+    # A volume that another webhook has taken away cannot stay mounted.
+    volumes = {STATE_VOLUME, HOME_VOLUME, *(volume.get("name") for volume in pod_spec.get("volumes") or ())}
+    mended["volumeMounts"] = [mount for mount in mended["volumeMounts"] if mount.get("name") in volumes]
     if mended != present:
         patch.operations.append({"op": "replace", "path": _path("spec", home, at), "value": mended})
 
@@ -121,7 +153,11 @@ def _mended(present: Object, wanted: Object, *, is_unchanged: bool, image_then: 
     mended = dict(present)
     for name, value in wanted.items():
         if name in _KEYED:
-            mended[name] = _merged(present.get(name) or [], value, _KEYED[name], ours_first=not is_unchanged)
+            there = present.get(name) or []
+            if name == "ports" and not is_unchanged:
+                # Of ours there is one; its number may be another now.
+                there = [port for port in there if port.get("name") != METRICS_PORT_NAME]
+            mended[name] = _merged(there, value, _KEYED[name], ours_first=not is_unchanged)
         elif name in ("image", "imagePullPolicy"):
             if present.get("image") == image_then and not is_unchanged:
                 mended[name] = value
@@ -138,6 +174,13 @@ def _merged(present: Sequence[Object], wanted: Sequence[Object], key: str, *, ou
     kept = [ours[entry[key]] if ours_first and entry.get(key) in ours else entry for entry in present]
     there = {entry.get(key) for entry in present}
     return [*kept, *(entry for name, entry in ours.items() if name not in there)]
+
+
+def _taken_volume(pod_spec: Mapping[str, Any]) -> str | None:
+    """A volume that has one of our names and is not what ours is."""
+    volumes = pod_spec.get("volumes") or ()
+    taken = [v["name"] for v in volumes if v.get("name") in (STATE_VOLUME, HOME_VOLUME) and "emptyDir" not in v]
+    return str(taken[0]) if taken else None
 
 
 def _digest(wanted: Object) -> str:

@@ -1,7 +1,8 @@
 """Which pools there are, and which of them a pod gets its sidecar for: plain data, fed by watches.
 
-The one rule: the last configuration that made sense keeps counting. A policy that is changed into nonsense changes
-nothing here, and the operator says so in its status.
+The one rule: a pool has the policy here that the operator gives it: the oldest that targets it. Where that one makes no
+sense, what was in force before goes on; where nothing is known of that, since this process is young, there is no
+injection, and it is said why. Never does a younger policy take the place of an older one that makes no sense.
 """
 
 import logging
@@ -24,7 +25,17 @@ POOLS_NAMED_MAX: Final = 5
 class _Policy:
     created: str
     name: str
-    spec: PolicySpec
+    target: str
+    """Name of its pool; empty: it does not say."""
+    spec: PolicySpec | None
+    """None: it is not understood."""
+    holder: str
+    """Namespace of the installation that runs the pool, as that one says; empty: nobody has said so yet."""
+
+    @property
+    def age(self) -> tuple[str, str]:
+        """The least is the oldest; of two made in one second, the first by name."""
+        return self.created, self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +47,14 @@ class Match:
 
 
 class PoolBook:
-    """All pools and policies that this process knows of."""
+    """All pools and policies that this process knows of. `namespace`: of its own installation."""
 
-    def __init__(self) -> None:
+    def __init__(self, namespace: str) -> None:
+        self._namespace = namespace
         self._pools: dict[str, dict[str, Pool]] = {}
         self._policies: dict[str, dict[str, _Policy]] = {}
+        self._good: dict[str, dict[str, _Policy]] = {}
+        """By pool: the policy that was in force last and was understood."""
 
     @property
     def pool_count(self) -> int:
@@ -52,20 +66,33 @@ class PoolBook:
 
     def drop_pool(self, namespace: str, name: str) -> None:
         _drop(self._pools, namespace, name)
+        _drop(self._good, namespace, name)
 
     def put_policy(self, body: Object) -> None:
         metadata = body["metadata"]
         namespace, name = metadata["namespace"], metadata["name"]
+        spec = None
         try:
             spec = PolicySpec.of(body.get("spec"))
         except PolicyError as error:
             logger.warning("policy not understood", extra={"policy": f"{namespace}/{name}", "error": str(error)})
-            return
-        entry = _Policy(created=str(metadata.get("creationTimestamp", "")), name=name, spec=spec)
+        before = self._policies.get(namespace, {}).get(name)
+        entry = _Policy(
+            created=str(metadata.get("creationTimestamp", "")),
+            name=name,
+            target=_text(body, "spec", "targetRef", "name"),
+            spec=spec,
+            holder=_text(body, "status", "installation"),
+        )
         self._policies.setdefault(namespace, {})[name] = entry
+        for target in {entry.target, entry.target if before is None else before.target}:
+            self._settle(PoolKey(namespace, target))
 
     def drop_policy(self, namespace: str, name: str) -> None:
+        before = self._policies.get(namespace, {}).get(name)
         _drop(self._policies, namespace, name)
+        if before is not None:
+            self._settle(PoolKey(namespace, before.target))
 
     def match(self, namespace: str, labels: Mapping[str, str]) -> Match | Skip:
         """The one pool that a pod with these labels gets its sidecar for, or why there is none.
@@ -75,22 +102,54 @@ class PoolBook:
         own = [pool for pool in self._pools.get(namespace, {}).values() if _selects(pool, labels)]
         if not own:
             return Skip("no_pool", "no InferencePool selects the pod")
-        asking = [
-            Match(pool, policy.spec)
-            for pool in own
-            if (policy := self._policy_of(pool.key)) is not None and policy.spec.sidecar.inject
-        ]
-        if not asking:
-            return Skip("not_asked", f"no policy of {_names(pool.key for pool in own)} asks for spec.sidecar.inject")
+        found = [(pool, self._wish(pool.key)) for pool in own]
+        asking = [(pool, wish) for pool, wish in found if isinstance(wish, PolicySpec)]
         if len(asking) > 1:
-            names = _names(match.pool.key for match in asking)
+            names = _names(pool.key for pool, _ in asking)
             return Skip("several_pools", f"several pools select the pod and want their sidecar in it: {names}")
-        return asking[0]
+        if asking:
+            return Match(*asking[0])
+        for _, wish in found:
+            if isinstance(wish, Skip):
+                return wish
+        return Skip("not_asked", f"no policy of {_names(pool.key for pool in own)} asks for spec.sidecar.inject")
 
-    def _policy_of(self, key: PoolKey) -> _Policy | None:
-        """The oldest that targets the pool."""
-        targeting = [p for p in self._policies.get(key.namespace, {}).values() if p.spec.target_ref.name == key.name]
-        return min(targeting, key=lambda policy: (policy.created, policy.name), default=None)
+    def _wish(self, key: PoolKey) -> PolicySpec | Skip | None:
+        """The policy in force, if it asks for the sidecar; Skip: it may ask for it, and still there is to be none."""
+        oldest = self._oldest(key)
+        if oldest is None:
+            return None
+        in_force = oldest if oldest.spec is not None else self._good.get(key.namespace, {}).get(key.name)
+        if in_force is None or in_force.spec is None:
+            text = f"SchedulingPolicy {oldest.name} of pool {key.name} is not understood: see its condition Accepted"
+            return Skip("policy_not_understood", text)
+        if not in_force.spec.sidecar.inject:
+            return None
+        if oldest.holder not in ("", self._namespace):
+            return Skip("other_installation", f"pool {key.name} is run by the installation in {oldest.holder}")
+        return in_force.spec
+
+    def _oldest(self, key: PoolKey) -> _Policy | None:
+        targeting = [p for p in self._policies.get(key.namespace, {}).values() if p.target == key.name]
+        return min(targeting, key=lambda policy: policy.age, default=None)
+
+    def _settle(self, key: PoolKey) -> None:
+        """Note what is in force now. Policies come in any order at first: of one younger than the oldest, which is not
+        understood, nobody knows that it ever was."""
+        oldest = self._oldest(key)
+        good = self._good.get(key.namespace, {}).get(key.name)
+        if oldest is not None and oldest.spec is not None:
+            self._good.setdefault(key.namespace, {})[key.name] = oldest
+        elif good is not None and (oldest is None or good.age > oldest.age):
+            _drop(self._good, key.namespace, key.name)
+
+
+def _text(body: Mapping[str, Any], *path: str) -> str:
+    """Of a body that may be anything; empty: there is none."""
+    value: Any = body
+    for name in path:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value if isinstance(value, str) else ""
 
 
 def _selects(pool: Pool, labels: Mapping[str, str]) -> bool:

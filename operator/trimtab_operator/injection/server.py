@@ -25,7 +25,7 @@ from trimtab_operator.injection.served_certificate import CertificateUnusableErr
 from trimtab_operator.injection.webhook_configuration import PATH
 from trimtab_operator.injection.webhook_metrics import WebhookMetrics
 from trimtab_operator.install import Install
-from trimtab_operator.kube import POLICIES, POOLS, SECRETS, Kube, Object
+from trimtab_operator.kube import POLICIES, POOLS, SECRETS, Kube, KubeError, Object
 from trimtab_operator.listening import METRICS_FLAG, WEBHOOK_FLAG, listen
 from trimtab_operator.object_watch import ObjectWatch, Sink
 
@@ -33,6 +33,9 @@ logger = logging.getLogger(__name__)
 
 BODY_BYTES_MAX: Final = 8 << 20
 """A review is a pod (at most 1.5 MiB in the store) and what surrounds it; a larger one is refused, the pod is not."""
+NATIVE_SINCE: Final = (1, 29)
+"""Version of Kubernetes that knows init containers that restart, without being told to."""
+VERSION_RETRY_S: Final = 1.0
 BODY_S: Final = 1.0
 """A body that takes longer is not waited for."""
 KEEP_ALIVE_S: Final = 120.0
@@ -66,7 +69,7 @@ class WebhookServer:
 
     def __init__(self, settings: WebhookSettings, kube: Kube) -> None:
         self._settings = settings
-        self.book = PoolBook()
+        self.book = PoolBook(settings.install.namespace)
         self.metrics = WebhookMetrics()
         self.port = 0
         """Where HTTPS is served, once it is."""
@@ -74,6 +77,8 @@ class WebhookServer:
         self._certificate = ServedCertificate()
         self._admission = Admission(self.book, settings.install)
         self._is_stopping = False
+        self._kube = kube
+        self._version_known = asyncio.Event()
         rng = random.Random(settings.rng_seed)
         self._watches = [
             ObjectWatch(
@@ -93,19 +98,32 @@ class WebhookServer:
 
     @property
     def is_ready(self) -> bool:
-        is_synced = all(watch.synced.is_set() for watch in self._watches)
+        is_synced = all(watch.synced.is_set() for watch in self._watches) and self._version_known.is_set()
         return is_synced and self._certificate.pair is not None and not self._is_stopping
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until `stop` is set. Raises ListenError where a port is taken."""
         async with self._served(), asyncio.TaskGroup() as tasks:
             watching = [tasks.create_task(watch.run()) for watch in self._watches]
+            watching.append(tasks.create_task(self._ask_version()))
             await stop.wait()
             self._is_stopping = True
             logger.info("ending", extra={"serving_on_s": self._settings.drain_s})
             await asyncio.sleep(self._settings.drain_s)
             for task in watching:
                 task.cancel()
+
+    async def _ask_version(self) -> None:
+        while True:
+            try:
+                self._admission.has_native = await self._kube.version() >= NATIVE_SINCE
+                break
+            except KubeError as error:
+                logger.warning("the API server does not tell its version", extra={"error": str(error)})
+            await asyncio.sleep(VERSION_RETRY_S)
+        if not self._admission.has_native:
+            logger.warning("sidecars are ordinary containers: init containers that restart need Kubernetes 1.29")
+        self._version_known.set()
 
     @contextlib.asynccontextmanager
     async def _served(self) -> AsyncIterator[None]:
@@ -145,8 +163,13 @@ class WebhookServer:
             logger.warning("no admission review", extra={"error": str(error) or type(error).__name__})
             return web.Response(status=400, text="no AdmissionReview\n")
         self.metrics.count(answer)
-        if answer.outcome == "injected" or answer.warnings:
-            about = {"pool": str(answer.pool or ""), "reason": answer.reason, "warnings": answer.warnings}
+        if answer.outcome in ("injected", "error") or answer.warnings:
+            about = {
+                "pod": answer.pod,
+                "pool": str(answer.pool or ""),
+                "reason": answer.reason,
+                "warnings": answer.warnings,
+            }
             logger.info(answer.outcome, extra=about)
         return web.json_response(answer.body)
 

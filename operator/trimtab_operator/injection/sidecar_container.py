@@ -5,6 +5,7 @@ What the kubelet runs at the pod's end gets no variables put in, so what only th
 """
 
 import ipaddress
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -20,10 +21,11 @@ from trimtab_operator.injection.marks import (
     HOME_VOLUME,
     METRICS_PORT,
     METRICS_PORT_NAME,
+    OTHER_STATE_PATH,
     STATE_PATH,
     STATE_VOLUME,
 )
-from trimtab_operator.injection.model_access import ROOT_HOME, ModelAccess
+from trimtab_operator.injection.model_access import ROOT_HOME, ModelAccess, in_full
 from trimtab_operator.injection.quality import sidecar_resources
 from trimtab_operator.injection.references import escaped_but, names_in
 from trimtab_operator.install import Install
@@ -32,6 +34,8 @@ from trimtab_operator.kube import Object
 PROGRAM: Final = "trimtab-sidecar"
 HOST_PORT_OFFSET: Final = 10_000
 """On the node's own network: the first target port plus this is the metrics port, so that pods of one node differ."""
+PORT_MIN: Final = 1_024
+"""Of the ports that anybody may listen on."""
 PORT_MAX: Final = 65_535
 HOLD_S: Final = 5
 """A start that fails is held for this long, so that the kubelet sees the sidecar running and goes on with its pod."""
@@ -51,16 +55,18 @@ def sidecar_container(
     install: Install,
     secret_name: str,
     others: Sequence[Object],
+    is_native: bool,
 ) -> Object:
     """`others`: the pod's other containers and init containers."""
     on_node = bool(pod_spec.get("hostNetwork"))
     metrics_port = _metrics_port(pool, others, on_node=on_node)
+    state_path = _state_path(access)
     flags = [
         f"--pool-name={pool.key.name}",
         f"--pool-namespace={pool.key.namespace}",
         f"--engine={engine.engine}",
         *(f"--engine-url={_engine_url(words, port)}" for port in pool.target_ports),
-        f"--checkpoint-dir={STATE_PATH}",
+        f"--checkpoint-dir={state_path}",
         f"--metrics-port={metrics_port}",
         "--bind=",  # all addresses of both families, as far as the node has them
     ]
@@ -71,7 +77,7 @@ def sidecar_container(
         "command": [PROGRAM],
         "args": flags,
         "env": _env(engine, words, environment, access, secret_name),
-        "volumeMounts": _mounts(access),
+        "volumeMounts": _mounts(access, state_path),
         # A sidecar that hangs is started again. It never holds its pod back: no startup, no readiness probe.
         "livenessProbe": {
             "httpGet": {"path": "/healthz", "port": metrics_port, "scheme": "HTTP"},
@@ -89,7 +95,7 @@ def sidecar_container(
     if not on_node:
         # On the node's own network a declared port would be taken from the node, and keep the pod from being placed.
         container["ports"] = [{"name": METRICS_PORT_NAME, "containerPort": metrics_port, "protocol": "TCP"}]
-    if spec.sidecar.kind == "Native":
+    if is_native:
         container["restartPolicy"] = "Always"
     return container
 
@@ -110,8 +116,20 @@ def _is_in_home(mount: Mapping[str, Any]) -> bool:
     return str(mount["mountPath"]).startswith(f"{ROOT_HOME}/")
 
 
-def _mounts(access: ModelAccess) -> list[Object]:
-    mounts: list[Object] = [{"name": STATE_VOLUME, "mountPath": STATE_PATH}]
+def _state_path(access: ModelAccess) -> str:
+    """Where none of the engine's volumes is: two cannot be in one place, and in one that is read-only no place can be
+    made for another."""
+    names = (f"{OTHER_STATE_PATH}-{number}" for number in itertools.count(2))
+    taken = {in_full(str(mount["mountPath"])) for mount in access.mounts}
+    for path in itertools.chain((STATE_PATH, OTHER_STATE_PATH), names):
+        place = in_full(path)
+        if taken.isdisjoint((place, *place.parents)):
+            return path
+    raise AssertionError("there are more paths than mounts")
+
+
+def _mounts(access: ModelAccess, state_path: str) -> list[Object]:
+    mounts: list[Object] = [{"name": STATE_VOLUME, "mountPath": state_path}]
     if needs_home(access):
         mounts.append({"name": HOME_VOLUME, "mountPath": ROOT_HOME})
     return [*mounts, *access.mounts]
@@ -164,7 +182,8 @@ def _metrics_port(pool: Pool, others: Sequence[Object], *, on_node: bool) -> int
         first = pool.target_ports[0]
         wanted = first + HOST_PORT_OFFSET if first + HOST_PORT_OFFSET <= PORT_MAX else first - HOST_PORT_OFFSET
     while wanted in taken:
-        wanted += 1
+        # A pod that is looked at has fewer ports than there are.
+        wanted = wanted + 1 if wanted < PORT_MAX else PORT_MIN
     return wanted
 
 

@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from trimtab_operator.membership.pod_view import PodView
-from trimtab_state import EndpointSpec
+from trimtab_state import EndpointSpec, StateSettings
 
+ENDPOINTS_MAX: Final = StateSettings().endpoints_max
+"""Of one pool: what pickers follow. Of more, those of pods that live are kept, by address, and the rest is counted."""
 UNREADY_REASONS_MAX: Final = 5
 
 
@@ -28,6 +30,8 @@ class Members:
     pods_not_injected: int = 0
     total: int = 0
     """Endpoints that there would be if every matching pod were ready."""
+    left_out: int = 0
+    """Endpoints beyond ENDPOINTS_MAX."""
     unready: Mapping[str, int] = field(default_factory=dict)
     """Why matching pods are not ready: number of pods by reason."""
 
@@ -51,14 +55,20 @@ def members_of(
     for pod in sorted(present, key=lambda pod: (not pod.is_deleting, pod.is_ready, pod.name)):
         if pod.ip and (pod.is_ready or pod.is_deleting):
             holder[pod.ip] = pod
-    endpoints = []
-    for ip in sorted(holder):
-        pod = holder[ip]
+    kept, found = _kept(
+        {ip: len(ports) * max(1, pod.ranks if ranks is None else ranks) for ip, pod in holder.items()},
+        first=lambda ip: not holder[ip].is_deleting,
+    )
+    endpoints: list[EndpointSpec] = []
+    for ip in sorted(kept):
+        pod, until = holder[ip], len(endpoints) + kept[ip]
         host = f"[{ip}]" if ":" in ip else ip
         for port in ports:
             address = f"{host}:{port}"
             count = pod.ranks if ranks is None else ranks
             for rank in range(count) if count > 1 else (None,):
+                if len(endpoints) >= until:
+                    break
                 endpoints.append(
                     EndpointSpec(
                         name=address if rank is None else f"{address}/{rank}",
@@ -68,6 +78,7 @@ def members_of(
                         zone=pod.zone or zone_of(pod.node),
                         engine=pod.engine,
                         gpu=pod.gpu,
+                        rtt_s=pod.rtt_s,
                         draining=pod.is_deleting,
                     )
                 )
@@ -78,6 +89,19 @@ def members_of(
         pods_ready=sum(pod.is_ready for pod in living),
         pods_injected=injected,
         pods_not_injected=len(living) - injected,
+        left_out=found - len(endpoints),
         unready=dict(Counter(pod.unready for pod in living if not pod.is_ready).most_common(UNREADY_REASONS_MAX)),
         total=sum(len(ports) * (pod.ranks if ranks is None else ranks) for pod in living),
     )
+
+
+def _kept(counts: Mapping[str, int], *, first: Callable[[str], bool]) -> tuple[dict[str, int], int]:
+    """Of as many endpoints at each address: how many are kept there, and how many there are."""
+    kept: dict[str, int] = {}
+    room = ENDPOINTS_MAX
+    for ip in sorted(counts, key=lambda ip: (not first(ip), ip)):
+        if room <= 0:
+            break
+        kept[ip] = min(counts[ip], room)
+        room -= kept[ip]
+    return kept, sum(counts.values())

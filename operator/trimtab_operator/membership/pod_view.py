@@ -4,6 +4,7 @@ The one rule: a view is made from the object alone and holds nothing of it. What
 from the pool, is decided in `endpoints`.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -19,6 +20,9 @@ from trimtab_operator.injection.marks import CONTAINER
 ZONE: Final = "topology.kubernetes.io/zone"
 ENGINE: Final = "trimtab.dev/engine"
 """Label or annotation of a pod: `vllm` or `sglang`, where its command does not tell."""
+RTT: Final = "trimtab.dev/rtt-milliseconds"
+"""Annotation of a pod: the round trip to it, a decimal number."""
+RTT_S_MAX: Final = 60.0
 ACCELERATORS: Final = ("gpu", "/mig-", "tpu", "gaudi", "npu", "neuron")
 """Extended resources whose name has one of these are shown."""
 RANKS_MAX: Final = 256
@@ -60,6 +64,8 @@ class PodView:
     ranks: int
     """Data-parallel ranks behind each port, as the engine's arguments say."""
     has_sidecar: bool
+    rtt_s: float | None
+    """Round trip to it, as its annotation says."""
     unready: str
     """Why it is not ready, in a word or two; empty where it is."""
 
@@ -89,8 +95,16 @@ class PodView:
             gpu=intern(_accelerators(containers)),
             ranks=ranks,
             has_sidecar=any(container.get("name") == CONTAINER for container in all_containers),
+            rtt_s=_rtt_s((metadata.get("annotations") or {}).get(RTT)),
             unready=intern(_why_unready(status)),
         )
+
+
+def _rtt_s(text: str | None) -> float | None:
+    """None: not said, or nothing that a round trip can be."""
+    if text is None or re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", text) is None:
+        return None
+    return min(float(text) / 1000, RTT_S_MAX)
 
 
 def _engine(containers: list[Any], target_ports: tuple[int, ...], own: Sidecar) -> tuple[str, int]:

@@ -166,6 +166,9 @@ class PoolMembership:
         rules = session.rules
         members = members_of(session.pods.values(), rules.ports, rules.ranks, zone_of=self._zones.of)
         if members != self.members:
+            if members.left_out and (self.members is None or not self.members.left_out):
+                about = {"pool": str(self._key), "kept": len(members.endpoints), "left_out": members.left_out}
+                logger.warning("the pool has more endpoints than it can have", extra=about)
             self.members = members
             self._on_change(members)
 

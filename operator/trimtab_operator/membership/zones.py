@@ -3,7 +3,9 @@
 The one rule: a zone is for people and for later; it is never waited for, and a refusal is no error.
 """
 
+import asyncio
 import logging
+import math
 from typing import Final
 
 from trimtab_operator.kube import NODES, Kube, KubeError
@@ -14,6 +16,8 @@ logger = logging.getLogger(__name__)
 NODES_MAX: Final = 10_000
 """Nodes remembered; beyond it all are forgotten and asked for again."""
 FORBIDDEN: Final = 403
+REFUSED_S: Final = 300.0
+"""How long nodes are left alone after a refusal: somebody may give us the right to read them meanwhile."""
 
 
 class Zones:
@@ -22,27 +26,31 @@ class Zones:
     def __init__(self, kube: Kube) -> None:
         self._kube = kube
         self._zones: dict[str, str] = {}
-        self._is_refused = False
+        self._ask_at_s = -math.inf
 
     def of(self, node: str) -> str:
         """What is known now."""
         return self._zones.get(node, "")
 
     async def learn(self, nodes: set[str]) -> bool:
-        """Ask for those that are not known. True: something new is known."""
+        """Ask for those that are not known. True: something new is known, also where others could not be asked for."""
+        now_s = asyncio.get_running_loop().time()
         unknown = sorted(node for node in nodes if node and node not in self._zones)
-        if not unknown or self._is_refused:
+        if not unknown or now_s < self._ask_at_s:
             return False
         if len(self._zones) > NODES_MAX:
             self._zones.clear()
+        is_new = False
         for node in unknown:
             try:
                 body = await self._kube.get(NODES, None, node)
             except KubeError as error:
                 if error.status == FORBIDDEN:
-                    self._is_refused = True
-                    logger.warning("zones are not shown: nodes may not be read: %s", error)
-                return False
+                    is_news, self._ask_at_s = self._ask_at_s == -math.inf, now_s + REFUSED_S
+                    level = logging.WARNING if is_news else logging.DEBUG
+                    logger.log(level, "zones are not shown: nodes may not be read: %s", error)
+                break
             labels = {} if body is None else body["metadata"].get("labels") or {}
             self._zones[node] = labels.get(ZONE, "")
-        return any(self._zones[node] for node in unknown)
+            is_new |= bool(self._zones[node])
+        return is_new
