@@ -7,6 +7,7 @@ import yaml
 from helm import CHART, NAMESPACE, Helm, Object, of_kind, pod_specs
 
 from trimtab_operator.children.labels import MANAGED_BY
+from trimtab_operator.children.workload import scrape_annotations
 from trimtab_operator.injection.marks import METRICS_PORT_NAME
 from trimtab_operator.install import MANAGER
 
@@ -107,3 +108,18 @@ def test_the_dashboards_are_those_of_the_files(helm: Helm) -> None:
     ]
     assert first["metadata"]["namespace"] == "monitoring"
     assert first["metadata"]["annotations"] == {"grafana_folder": "LLM"}
+
+
+def test_a_prometheus_that_goes_by_annotations_finds_operator_and_webhook(helm4: Helm) -> None:
+    values = {
+        "webhook": {"ports": {"metrics": 18080}},
+        "operator": {"podAnnotations": {"prometheus.io/scrape": "false"}},
+    }
+    objects = helm4.objects(values)
+    notes = {o["metadata"]["name"]: o["spec"]["template"]["metadata"] for o in of_kind(objects, "Deployment")}
+    found = notes["trimtab-webhook"]["annotations"]
+    (port,) = [p for p in pod_specs(objects)["trimtab-webhook"]["containers"][0]["ports"] if p["name"] == "metrics"]
+    assert found == scrape_annotations(port["containerPort"], "/metrics")
+    # Unless somebody does not want that.
+    assert notes["trimtab-operator"]["annotations"]["prometheus.io/scrape"] == "false"
+    assert notes["trimtab-operator"]["annotations"]["prometheus.io/port"] == "8080"

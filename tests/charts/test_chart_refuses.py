@@ -59,6 +59,27 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"store": {"mode": "external", "external": {"hosts": ["a"], "tls": {"caSecret": "ca"}}}},
         "without store.external.tls.enabled",
     ),
+    "a login that the URL has": (
+        {"store": {"mode": "external", "external": {"existingSecret": "url", "auth": {"existingSecret": "login"}}}},
+        "store.external.auth counts only with store.external.hosts",
+    ),
+    "TLS that the URL has not": (
+        {"store": {"mode": "external", "external": {"url": "redis://a", "tls": {"enabled": True}}}},
+        "store.external.url is one without TLS",
+    ),
+    "one port for two": ({"webhook": {"ports": {"https": 8080}}}, "are both 8080"),
+    "rights for everybody": (
+        {"webhook": {"serviceAccount": {"create": False}}},
+        "webhook.serviceAccount: with create=false, say its name",
+    ),
+    "a budget that stops each drain": (
+        {"operator": {"podDisruptionBudget": {"maxUnavailable": 0}}},
+        "/operator/podDisruptionBudget/maxUnavailable",
+    ),
+    "such a share": (
+        {"webhook": {"podDisruptionBudget": {"maxUnavailable": "0%"}}},
+        "/webhook/podDisruptionBudget/maxUnavailable",
+    ),
     "two passwords": (
         {"store": {"valkey": {"auth": {"password": "a", "existingSecret": "b"}}}},
         "store.valkey.auth.password, store.valkey.auth.existingSecret",

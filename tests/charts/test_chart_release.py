@@ -2,6 +2,7 @@
 
 import base64
 import functools
+import json
 import os
 import signal
 import subprocess
@@ -153,12 +154,26 @@ def test_a_release_is_installed_upgraded_rolled_back_and_removed(
     cluster.done("patch", "crd", POOLS, "--type=json", "--patch", newer)
     pools = crd(cluster, POOLS)["spec"]
 
+    pods = pod_templates(cluster)
     upgrade(helm, cluster, SLOWER)
+    assert pod_templates(cluster) == pods
+    for kept in ("--reuse-values", "--reset-then-reuse-values"):
+        helm.done("upgrade", "trimtab", CHART, *RELEASE, kept, config=cluster.config)
+        assert pod_templates(cluster) == pods
     assert (timeout_s(cluster), trusted(cluster), password(cluster)) == (5, authority, first_password)
     assert crd(cluster, POOLS)["spec"] == pools
     helm.done("rollback", "trimtab", "1", *RELEASE, config=cluster.config)
     assert (timeout_s(cluster), trusted(cluster), password(cluster)) == (3, authority, first_password)
     assert crd(cluster, POOLS)["spec"] == pools
+    assert pod_templates(cluster) == pods
+
+    # A password that was lost is made anew, and Valkey starts with the new one; nobody else has to.
+    cluster.done("delete", "secret", "trimtab-store", *RELEASE)
+    upgrade(helm, cluster, AS_BEFORE)
+    assert len(password(cluster)) == len(first_password)
+    assert password(cluster) != first_password
+    now = pod_templates(cluster)
+    assert {name for name in now if now[name] != pods[name]} == {"trimtab-valkey"}
 
     helm.done("uninstall", "trimtab", *RELEASE, config=cluster.config)
     kinds = "all,configmap,secret,clusterrole,clusterrolebinding,mutatingwebhookconfiguration,crd"
@@ -173,6 +188,12 @@ def test_a_release_is_installed_upgraded_rolled_back_and_removed(
     # And what is left is no obstacle.
     install(helm, cluster)
     assert trusted(cluster) == ""
+
+
+def pod_templates(cluster: Cluster) -> dict[str, Object]:
+    """By Deployment: where one changes, its pods are made again."""
+    found = json.loads(cluster.done("get", "deployments", *RELEASE, "--output", "json"))["items"]
+    return {body["metadata"]["name"]: body["spec"]["template"] for body in found}
 
 
 def crd(cluster: Cluster, name: str) -> Object:
@@ -276,6 +297,7 @@ def test_a_second_installation_beside_the_first_takes_nothing_from_it(helm: Helm
     assert configuration(cluster)
     assert len(cluster.names("crd")) == 2
     # In the first one's own namespace there is no room for another.
-    ran = helm.run("install", "another", CHART, *RELEASE, values={}, config=cluster.config)
-    assert ran.returncode != 0
-    assert CONFIGURATION in ran.stderr
+    for values in ({}, {"webhook": {"enabled": False}}):
+        ran = helm.run("install", "another", CHART, *RELEASE, values=values, config=cluster.config)
+        assert ran.returncode != 0
+        assert f"namespace {NAMESPACE} has an installation already, by release trimtab" in ran.stderr

@@ -55,6 +55,7 @@ class Case:
 
 INSTANCE = {**IDENTITY, "instance": "picker-1"}
 DAY = 1440 * 60
+EXPIRY = "trimtab_operator_webhook_certificate_expiry_timestamp_seconds"
 
 CASES = (
     Case(
@@ -139,6 +140,15 @@ CASES = (
         alert="TrimtabSchedulerSlow",
         fires=latency("trimtab_scheduler_seconds", "0.001", 1000, 900),
         quiet=latency("trimtab_scheduler_seconds", "0.001", 1000, 999),
+        summary="Picker picker-1 of models/chat decides only 90% of its requests within 1 ms.",
+        severity="warning",
+        labels=INSTANCE,
+    ),
+    Case(
+        alert="TrimtabSchedulerSlow",
+        # The first one after a pause may take long; twenty requests in five minutes say nothing of 1 %.
+        fires=latency("trimtab_scheduler_seconds", "0.001", 30, 27),
+        quiet=latency("trimtab_scheduler_seconds", "0.001", 4, 3),
         summary="Picker picker-1 of models/chat decides only 90% of its requests within 1 ms.",
         severity="warning",
         labels=INSTANCE,
@@ -252,6 +262,19 @@ CASES = (
         severity="info",
     ),
     Case(
+        alert="TrimtabEndpointApproximate",
+        # Scraped by two jobs, it is still one.
+        fires=[
+            *endpoints("trimtab_sidecar_is_approximate", 1, more=', job="a"'),
+            *endpoints("trimtab_sidecar_is_approximate", 1, more=', job="b"'),
+            *endpoints("trimtab_sidecar_engine_up", 1, more=', job="a"'),
+            *endpoints("trimtab_sidecar_engine_up", 1, more=', job="b"'),
+        ],
+        quiet=[*endpoints("trimtab_sidecar_is_approximate", 0), *endpoints("trimtab_sidecar_engine_up", 1)],
+        summary="Endpoints of pool models/chat have sidecars that cannot tell their caches exactly (1).",
+        severity="info",
+    ),
+    Case(
         alert="TrimtabFallbackActive",
         fires=[gauge("trimtab_operator_pool_fallback_active", 1)],
         quiet=[gauge("trimtab_operator_pool_fallback_active", 0)],
@@ -310,6 +333,35 @@ CASES = (
         labels={},
     ),
     Case(
+        alert="TrimtabOperatorNotLeading",
+        # Two installations in a cluster: the other one's operator is none of this one's.
+        fires=[
+            gauge("trimtab_operator_leader", 1, 'instance="a", namespace="one"'),
+            gauge("trimtab_operator_leader", 0, 'instance="b", namespace="two"'),
+        ],
+        quiet=[gauge("trimtab_operator_leader", 1, f'instance="a", namespace="{name}"') for name in ("one", "two")],
+        summary="No operator works in namespace two; pools do not learn of pods that come and go.",
+        severity="critical",
+        labels={"namespace": "two"},
+    ),
+    Case(
+        alert="TrimtabOperatorNotLeading",
+        # It crashes over and over, so there is nothing to scrape.
+        fires=[
+            gauge("trimtab_operator_leader", 1, 'instance="a", namespace="one"'),
+            ('trimtab_operator_leader{instance="b", namespace="two"}', "1x20"),
+        ],
+        # One that was there long ago.
+        quiet=[
+            gauge("trimtab_operator_leader", 1, 'instance="a", namespace="one"'),
+            ('trimtab_operator_leader{instance="b", namespace="two"}', "1x5"),
+        ],
+        summary="No operator works in namespace two; pools do not learn of pods that come and go.",
+        severity="critical",
+        labels={"namespace": "two"},
+        at_minutes=75,
+    ),
+    Case(
         alert="TrimtabReconcileErrors",
         fires=[counter("trimtab_operator_reconcile_errors_total", 1)],
         quiet=[counter("trimtab_operator_reconcile_errors_total", 0.1)],
@@ -332,15 +384,31 @@ CASES = (
     ),
     Case(
         alert="TrimtabWebhookCertificateExpiring",
-        fires=[gauge("trimtab_operator_webhook_certificate_expiry_timestamp_seconds", 7 * DAY, 'instance="a"')],
+        fires=[gauge(EXPIRY, 7 * DAY, 'instance="a"')],
         quiet=[
-            gauge("trimtab_operator_webhook_certificate_expiry_timestamp_seconds", 30 * DAY, 'instance="a"'),
+            gauge(EXPIRY, 30 * DAY, 'instance="a"'),
             # There is none.
-            gauge("trimtab_operator_webhook_certificate_expiry_timestamp_seconds", 0, 'instance="b"'),
+            gauge(EXPIRY, 0, 'instance="b"'),
         ],
         summary="The webhook's certificate ends in 6d 22h 30m 0s; then no pod gets a sidecar.",
         severity="warning",
         labels={},
+        at_minutes=90,
+    ),
+    Case(
+        alert="TrimtabWebhookCertificateExpiring",
+        fires=[
+            gauge(EXPIRY, 7 * DAY, 'namespace="one"'),
+            gauge(EXPIRY, 90 * DAY, 'namespace="two"'),
+        ],
+        # Of one installation: what was before it was renewed, and what is now.
+        quiet=[
+            gauge(EXPIRY, 7 * DAY, 'instance="a", namespace="one"'),
+            gauge(EXPIRY, 90 * DAY, 'instance="b", namespace="one"'),
+        ],
+        summary="The webhook's certificate ends in 6d 22h 30m 0s; then no pod gets a sidecar.",
+        severity="warning",
+        labels={"namespace": "one"},
         at_minutes=90,
     ),
     Case(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from alert_cases import CASES, IDENTITY, Case
+from alert_cases import CASES, IDENTITY, POOL, Case, endpoints, gauge, latency, pickers
 from prometheus_commands import promtool
 
 ROOT = Path(__file__).parents[2]
@@ -79,4 +79,89 @@ def test_an_alert_leads_to_its_entry(name: str) -> None:
     assert rule["annotations"]["runbook_url"] == f"docs/runbook.md#{name.lower()}"
     assert rule["labels"]["severity"] in ("critical", "warning", "info")
     labels = set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]))
-    assert labels <= {*IDENTITY, "instance"}
+    # The operator's alerts are of no pool.
+    assert labels <= ({"namespace"} if "operator_leader" in rule["expr"] else {*IDENTITY, "instance"})
+
+
+OF_POOLS = [case for case in CASES if case.labels.items() >= IDENTITY.items()]
+FROM_PROMETHEUS = 'namespace="models", container="trimtab", endpoint="metrics", '
+
+
+@pytest.mark.parametrize("case", OF_POOLS, ids=[f"{n}-{case.alert}" for n, case in enumerate(OF_POOLS)])
+def test_another_pool_that_is_well_neither_hides_it_nor_joins_it(case: Case, tmp_path: Path) -> None:
+    # Of the same name in another namespace, and another one in the same.
+    others = [
+        (name.replace(POOL, other), values)
+        for other in ('pool_namespace="elsewhere", pool="chat"', 'pool_namespace="models", pool="other"')
+        for name, values in case.quiet
+    ]
+    alert = {
+        "exp_labels": {**case.labels, "severity": case.severity},
+        "exp_annotations": {"summary": case.summary, "runbook_url": f"docs/runbook.md#{case.alert.lower()}"},
+    }
+    judged(tmp_path, world([*case.fires, *others], case, [alert]))
+
+
+@pytest.mark.parametrize("case", OF_POOLS, ids=[f"{n}-{case.alert}" for n, case in enumerate(OF_POOLS)])
+def test_labels_that_prometheus_operator_sets_change_nothing(case: Case, tmp_path: Path) -> None:
+    labelled = [(name.replace("{", "{" + FROM_PROMETHEUS, 1), values) for name, values in case.fires]
+    test = world(labelled, case, [])
+    del test["alert_rule_test"]
+    grouped = f'sum by (alertname, pool, pool_namespace) (ALERTS{{alertname="{case.alert}", alertstate="firing"}})'
+    labels = f'{{alertname="{case.alert}", pool="chat", pool_namespace="models"}}'
+    test["promql_expr_test"] = [
+        {"expr": grouped, "eval_time": f"{case.at_minutes}m", "exp_samples": [{"labels": labels, "value": 1}]}
+    ]
+    judged(tmp_path, test)
+
+
+def test_a_pool_that_nobody_uses_lets_none_fire(tmp_path: Path) -> None:
+    """From its first minute: all is there, and nothing has happened."""
+    idle = [
+        gauge("trimtab_operator_leader", 1, 'instance="o"'),
+        gauge("trimtab_operator_crd_differs", 0, 'instance="o"'),
+        gauge("trimtab_operator_reconcile_errors_total", 0),
+        gauge("trimtab_operator_pool_pickers", 2, f'{POOL}, state="ready"'),
+        gauge("trimtab_operator_pool_pickers", 2, f'{POOL}, state="wanted"'),
+        *[
+            gauge(f"trimtab_operator_pool_{name}", value)
+            for name, value in (
+                ("store_connected", 1), ("fallback_active", 0), ("policies_refused", 0), ("apply_problems", 0),
+            )
+        ],
+        *pickers("trimtab_ready", 1, 1),
+        *pickers("trimtab_state_connected", 1, 1),
+        *[
+            series
+            for name in (
+                "log_lag_seconds", "unsynced_endpoints", "hotspot_classes", "open_reservations", "exchanges_in_flight",
+                "failures_total", "protocol_errors_total", "scheduler_seconds_count",
+            )
+            for series in pickers(f"trimtab_{name}", 0, 0)
+        ],
+        gauge("trimtab_scheduler_seconds_bucket", 0, f'{POOL}, instance="picker-1", le="0.001"'),
+        *latency("trimtab_event_loop_lag_seconds", "0.05", 3000, 3000),
+        gauge("trimtab_rejected_total", 0, f'{POOL}, reason="no_endpoints"'),
+        *endpoints("trimtab_endpoint_candidate", 1, 1),
+        *endpoints("trimtab_endpoint_state", 1, 1, more=', state="serving"'),
+        *[
+            series
+            for name in (
+                "endpoint_requests", "endpoint_reported_requests", "sidecar_is_approximate",
+                "sidecar_cache_hit_tokens_total", "sidecar_cache_query_tokens_total",
+            )
+            for series in endpoints(f"trimtab_{name}", 0, 0)
+        ],
+        *endpoints("trimtab_sidecar_engine_up", 1, 1),
+        *endpoints("trimtab_sidecar_state_connected", 1, 1),
+    ]  # fmt: skip
+    test = {
+        "interval": "1m",
+        "input_series": [{"series": name, "values": values} for name, values in idle],
+        "alert_rule_test": [
+            {"eval_time": f"{minutes}m", "alertname": name, "exp_alerts": []}
+            for minutes in (1, 5, 20, 60)
+            for name in rules()
+        ],
+    }
+    judged(tmp_path, test)

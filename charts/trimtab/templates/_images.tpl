@@ -2,7 +2,7 @@
 
 {{- define "trimtab.imageName" -}}
 {{- $image := .image -}}
-{{- $registry := default $image.registry .root.Values.global.imageRegistry -}}
+{{- $registry := default "" (default $image.registry .root.Values.global.imageRegistry) -}}
 {{- $name := ternary (printf "%s/%s" $registry $image.repository) $image.repository (ne $registry "") -}}
 {{- if $image.digest -}}
 {{- printf "%s@%s" $name $image.digest -}}
@@ -14,14 +14,14 @@
 {{- define "trimtab.image" -}}{{ include "trimtab.imageName" (dict "root" . "image" .Values.image) }}{{- end -}}
 
 {{- define "trimtab.pullSecretNames" -}}
-{{- concat .Values.global.imagePullSecrets .Values.imagePullSecrets | uniq | toJson -}}
+{{- concat (default (list) .Values.global.imagePullSecrets) (default (list) .Values.imagePullSecrets) | uniq | toJson -}}
 {{- end -}}
 
 {{- define "trimtab.pullSecrets" -}}
 {{- with include "trimtab.pullSecretNames" . | fromJsonArray }}
 imagePullSecrets:
   {{- range . }}
-  - name: {{ . }}
+  - name: {{ . | quote }}
   {{- end }}
 {{- end }}
 {{- end -}}

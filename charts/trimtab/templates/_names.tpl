@@ -6,10 +6,11 @@
 {{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
 {{- else -}}
 {{- $name := default .Chart.Name .Values.nameOverride -}}
-{{- if contains $name .Release.Name -}}
-{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- $release := .Release.Name | replace "." "-" -}}
+{{- if contains $name $release -}}
+{{- $release | trunc 40 | trimSuffix "-" -}}
 {{- else -}}
-{{- printf "%s-%s" .Release.Name $name | trunc 40 | trimSuffix "-" -}}
+{{- printf "%s-%s" $release $name | trunc 40 | trimSuffix "-" -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -43,34 +44,37 @@
 
 {{/* Never change: selectors cannot. */}}
 {{- define "trimtab.selector" -}}
-app.kubernetes.io/name: {{ default .root.Chart.Name .root.Values.nameOverride | trunc 63 | trimSuffix "-" }}
-app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/name: {{ default .root.Chart.Name .root.Values.nameOverride | trunc 63 | trimSuffix "-" | quote }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 app.kubernetes.io/component: {{ .component }}
 {{- end -}}
 
 {{- define "trimtab.labels" -}}
-{{ include "trimtab.selector" . }}
-app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ .root.Release.Service }}
-app.kubernetes.io/part-of: trimtab
-helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
-{{- with .root.Values.commonLabels }}
-{{ toYaml . }}
-{{- end }}
+{{- $chart := printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" -}}
+{{- $own := dict
+  "app.kubernetes.io/version" .root.Chart.AppVersion
+  "app.kubernetes.io/managed-by" .root.Release.Service
+  "app.kubernetes.io/part-of" "trimtab"
+  "helm.sh/chart" $chart -}}
+{{- include "trimtab.oneOfEach" (list (include "trimtab.selector" . | fromYaml) .labels .root.Values.commonLabels $own) -}}
+{{- end -}}
+
+{{/* Maps put together: where several have a key, the first one's value counts. A key that stands twice is no YAML. */}}
+{{- define "trimtab.oneOfEach" -}}
+{{- $all := dict -}}
+{{- range . }}{{ $all = merge $all (default (dict) .) }}{{ end -}}
+{{- toYaml $all -}}
 {{- end -}}
 
 {{/* name, component, root; cluster: without a namespace; annotations, labels: more of them. */}}
 {{- define "trimtab.metadata" -}}
-name: {{ .name }}
+name: {{ .name | quote }}
 {{- if not .cluster }}
-namespace: {{ default .root.Release.Namespace .namespace }}
+namespace: {{ default .root.Release.Namespace .namespace | quote }}
 {{- end }}
 labels:
   {{- include "trimtab.labels" . | nindent 2 }}
-  {{- with .labels }}
-  {{- toYaml . | nindent 2 }}
-  {{- end }}
-{{- with merge (dict) (default (dict) .annotations) .root.Values.commonAnnotations }}
+{{- with merge (dict) (default (dict) .annotations) (default (dict) .root.Values.commonAnnotations) }}
 annotations:
   {{- toYaml . | nindent 2 }}
 {{- end }}

@@ -14,7 +14,7 @@ affinity:
   {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- with .of.priorityClassName }}
-priorityClassName: {{ . }}
+priorityClassName: {{ . | quote }}
 {{- end }}
 {{- end -}}
 
@@ -42,15 +42,14 @@ topologySpreadConstraints:
 {{/* Nothing that changes with the chart's version alone: that would be no reason to make a pod again. */}}
 {{- define "trimtab.podMetadata" -}}
 labels:
-  {{- include "trimtab.selector" (dict "root" .root "component" .component) | nindent 2 }}
-  app.kubernetes.io/part-of: trimtab
-  {{- with .root.Values.commonLabels }}
-  {{- toYaml . | nindent 2 }}
-  {{- end }}
-  {{- with .of.podLabels }}
-  {{- toYaml . | nindent 2 }}
-  {{- end }}
-{{- with merge (dict) (default (dict) .annotations) .of.podAnnotations }}
+  {{- $selector := include "trimtab.selector" (dict "root" .root "component" .component) | fromYaml }}
+  {{- $own := dict "app.kubernetes.io/part-of" "trimtab" }}
+  {{- include "trimtab.oneOfEach" (list $selector .of.podLabels .root.Values.commonLabels $own) | nindent 2 }}
+{{- $scrape := dict }}
+{{- with .metricsPort }}
+{{- $scrape = dict "prometheus.io/scrape" "true" "prometheus.io/port" (toString .) "prometheus.io/path" "/metrics" }}
+{{- end }}
+{{- with merge (dict) (default (dict) .annotations) (default (dict) .of.podAnnotations) $scrape }}
 annotations:
   {{- toYaml . | nindent 2 }}
 {{- end }}

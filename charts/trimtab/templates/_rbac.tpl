@@ -4,6 +4,10 @@
 {{- define "trimtab.rules" -}}
 {{- $root := .root -}}
 {{- $rules := list -}}
+{{- $names := dict
+  "trimtab-injection-trimtab-system" (include "trimtab.webhookConfiguration" $root)
+  "trimtab-webhook-certificate" (include "trimtab.webhookCertificateSecret" $root)
+  "trimtab-install" $root.Values.installSecret -}}
 {{- range splitList "\n---\n" ($root.Files.Get "files/operator-rbac.yaml") -}}
 {{- $document := fromYaml . -}}
 {{- if and (eq (toString $document.kind) $.kind) (eq (dig "metadata" "name" "" $document) $.name) -}}
@@ -11,7 +15,13 @@
 {{- $isWebhook := has "mutatingwebhookconfigurations" .resources -}}
 {{- $isWanted := and (not (has "create" .verbs)) $root.Values.webhook.enabled (eq $root.Values.webhook.certificate.mode "self") -}}
 {{- if or (not $isWebhook) $isWanted -}}
-{{- $rules = append $rules . -}}
+{{- $rule := . -}}
+{{- if .resourceNames -}}
+{{- $ours := list -}}
+{{- range .resourceNames }}{{ $ours = append $ours (get $names . | default .) }}{{ end -}}
+{{- $rule = merge (dict "resourceNames" $ours) . -}}
+{{- end -}}
+{{- $rules = append $rules $rule -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -19,17 +29,14 @@
 {{- if not $rules -}}
 {{- fail (printf "files/operator-rbac.yaml has no %s %s: the chart was packed without what it links to" .kind .name) -}}
 {{- end -}}
-{{- toYaml $rules
-  | replace "trimtab-injection-trimtab-system" (include "trimtab.webhookConfiguration" $root)
-  | replace "trimtab-webhook-certificate" (include "trimtab.webhookCertificateSecret" $root)
-  | replace "trimtab-install" $root.Values.installSecret -}}
+{{- toYaml $rules -}}
 {{- end -}}
 
 {{- define "trimtab.subjects" -}}
 subjects:
   - kind: ServiceAccount
-    name: {{ .account }}
-    namespace: {{ .root.Release.Namespace }}
+    name: {{ .account | quote }}
+    namespace: {{ .root.Release.Namespace | quote }}
 {{- end -}}
 
 {{/* In all namespaces: ClusterRole and binding. In some: a Role and a binding in each. */}}

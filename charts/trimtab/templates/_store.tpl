@@ -69,15 +69,15 @@ redis://{{ include "trimtab.valkey" . }}.{{ .Release.Namespace }}.svc.{{ .Values
 - name: TRIMTAB_STORE
   valueFrom:
     secretKeyRef:
-      name: {{ $secret.name }}
-      key: {{ $secret.key }}
+      name: {{ $secret.name | quote }}
+      key: {{ $secret.key | quote }}
 {{- else }}
 {{- if and (eq .Values.store.mode "external") .Values.store.external.sentinel.existingSecret }}
 - name: TRIMTAB_SENTINEL_PASSWORD
   valueFrom:
     secretKeyRef:
-      name: {{ .Values.store.external.sentinel.existingSecret }}
-      key: {{ .Values.store.external.sentinel.existingSecretKey }}
+      name: {{ .Values.store.external.sentinel.existingSecret | quote }}
+      key: {{ .Values.store.external.sentinel.existingSecretKey | quote }}
 {{- end }}
 - name: TRIMTAB_STORE
   value: {{ include "trimtab.storeUrl" . | quote }}
@@ -102,19 +102,19 @@ redis://{{ include "trimtab.valkey" . }}.{{ .Release.Namespace }}.svc.{{ .Values
 {{- $secret := include "trimtab.storePassword" . | fromJson }}
 - name: store
   secret:
-    secretName: {{ $secret.name }}
+    secretName: {{ $secret.name | quote }}
     defaultMode: 0440
     items:
-      - key: {{ $secret.key }}
+      - key: {{ $secret.key | quote }}
         path: password
 {{- end }}
 {{- if include "trimtab.storeCa" . }}
 - name: store-ca
   secret:
-    secretName: {{ .Values.store.external.tls.caSecret }}
+    secretName: {{ .Values.store.external.tls.caSecret | quote }}
     defaultMode: 0440
     items:
-      - key: {{ .Values.store.external.tls.caSecretKey }}
+      - key: {{ .Values.store.external.tls.caSecretKey | quote }}
         path: ca.crt
 {{- end }}
 {{- end -}}
@@ -128,13 +128,29 @@ redis://{{ include "trimtab.valkey" . }}.{{ .Release.Namespace }}.svc.{{ .Values
 {{- define "trimtab.storeChecksum" -}}
 {{- $external := .Values.store.external -}}
 {{- $open := dict "mode" .Values.store.mode "url" (include "trimtab.storeUrl" .) "secret" (include "trimtab.storeUrlSecret" .) -}}
-{{- include "trimtab.checksum" (dict "root" . "open" $open "secret" (printf "%s %s" $external.url $external.auth.password)) -}}
+{{- include "trimtab.checksum" (dict "root" . "open" $open "secret" (default "" $external.url)) -}}
 {{- end -}}
 
+{{/* Valkey reads its password at its start alone: where that was made anew, it has to start again. */}}
 {{- define "trimtab.valkeyChecksum" -}}
 {{- $auth := .Values.store.valkey.auth -}}
-{{- $open := dict "conf" (include "trimtab.valkeyConf" .) "auth" (omit $auth "password") -}}
-{{- include "trimtab.checksum" (dict "root" . "open" $open "secret" $auth.password) -}}
+{{- $open := dict "conf" (include "trimtab.valkeyConf" .) "auth" (pick $auth "existingSecret" "existingSecretKey") -}}
+{{- $secret := "" -}}
+{{- if not $auth.existingSecret }}{{ $secret = (include "trimtab.ownPassword" . | fromJson).password }}{{ end -}}
+{{- include "trimtab.checksum" (dict "root" . "open" $open "secret" $secret) -}}
+{{- end -}}
+
+{{/* Of the Secret that the chart makes: as given, as it is there, or at random, and then once in a rendering. */}}
+{{- define "trimtab.ownPassword" -}}
+{{- $auth := .Values.store.valkey.auth -}}
+{{- $own := get $auth "own" -}}
+{{- if not $own -}}
+{{- $live := lookup "v1" "Secret" .Release.Namespace (printf "%s-store" (include "trimtab.fullname" .)) -}}
+{{- $kept := dig "data" "password" "" $live | b64dec -}}
+{{- $own = dict "isRandom" (not (or $auth.password $kept)) "password" (coalesce $auth.password $kept (randAlphaNum 40)) -}}
+{{- $_ := set $auth "own" $own -}}
+{{- end -}}
+{{- toJson $own -}}
 {{- end -}}
 
 {{- define "trimtab.checksum" -}}
