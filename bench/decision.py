@@ -2,11 +2,12 @@
 
     python bench/decision.py [--json] [--quick] [--cores native,reference]
 
-Rows: `decision` (64 endpoints), `growth` (8 and 512 endpoints taking turns in one process), `while_ingesting` (KV
-changes stream in at 100 k chunks/s), `while_growing` (the table doubles, and the time of the KV change just before is
-in the decision's, as if it had come at that change's beginning; 64 and 512 endpoints), `stall` (what one change of 50
-chunks, and clearing one endpoint, cost at most). Each row is the median of several runs, and `noise` says how far the
-runs' medians lie apart. With `--json` one object a line.
+Rows: `decision` (64 endpoints) and `all on` (the same with hotspot detector, limit and every extra term; the two take
+turns in one process), `growth` (8 and 512 endpoints taking turns likewise), `while_ingesting` (KV changes stream in at
+100 k chunks/s), `while_growing` (the table doubles, and the time of the KV change just before is in the decision's, as
+if it had come at that change's beginning; 64 and 512 endpoints), `stall` (what one change of 50 chunks, and clearing
+one endpoint, cost at most). Each row is the median of several runs, and `noise` says how far the runs' medians lie
+apart. With `--json` one object a line.
 """
 
 import argparse
@@ -124,7 +125,10 @@ def rows(core: Core, decisions: int) -> Iterator[Row]:
     for prompt_bytes in PROMPTS_BYTES:
         rng = random.Random(SEED)
         fleet = Fleet(core, 64, prompt_bytes, rng)
-        yield row("decision", fleet, measure([fleet], decisions, nothing)[0])
+        both = [fleet, Fleet(core, 64, prompt_bytes, random.Random(SEED), is_all_on=True)]
+        for name, each, runs in zip(("decision", "all on"), both, measure(both, decisions, nothing), strict=True):
+            yield row(name, each, runs)
+        del both
         if core.name == "reference":
             continue  # hundreds of endpoints are gigabytes in Python's dicts, and the targets are the native core's
         yield row("while_ingesting", fleet, measure([fleet], decisions, Ingest(rng, grows=False))[0])

@@ -15,6 +15,8 @@ import numpy as np
 
 from trimtab_core import chunks, scheduler
 from trimtab_core.chunks import U64, root_hash
+from trimtab_core.extra_terms import ExtraTerms
+from trimtab_core.hotspot import HotspotSettings
 from trimtab_core.placement import PlacementRequest, Prompt, Rejection
 from trimtab_core.settings import SchedulerSettings
 
@@ -57,9 +59,16 @@ class Case:
 
 class Fleet:
     """Each endpoint holds 60k chunks, half of them shared by all. Of the prompts 10 % are held by every endpoint, 72 %
-    by one to eight of them at different depths, and 18 % by none."""
+    by one to eight of them at different depths, and 18 % by none.
 
-    def __init__(self, core: Core, endpoints: int, prompt_bytes: int, rng: random.Random) -> None:
+    `is_all_on`: with the hotspot detector, a limit, and every extra term: weights, experts, round trips, and a
+    logarithm that most endpoints' P is above. These are the same for all endpoints, so that the expected ones stay the
+    best.
+    """
+
+    def __init__(
+        self, core: Core, endpoints: int, prompt_bytes: int, rng: random.Random, *, is_all_on: bool = False
+    ) -> None:
         self.core = core
         self.endpoints = endpoints
         self.prompt_bytes = prompt_bytes
@@ -85,6 +94,16 @@ class Fleet:
         self._everybody = frozenset(self.slots)
         self._variant_of_slot = np.zeros(endpoints, dtype=np.int8)
         self._yes = np.ones(endpoints, dtype=np.bool_)
+        self._batch_max = 256 if is_all_on else None
+        self._extra: ExtraTerms | None = None
+        if is_all_on:
+            self.scheduler.watch_hotspots(HotspotSettings(window_s=0.5))  # full, so that each arrival lets one go
+            self._extra = ExtraTerms(
+                weight_milli=4_000,
+                expert_factor=np.full(endpoints, 1.3),
+                rtt_s=np.full(endpoints, 0.001),
+                log_above_tokens=64.0,
+            )
 
     def hold(self, slot: int, hashes: U64) -> None:
         tokens = np.arange(1, len(hashes) + 1, dtype=np.uint32) * np.uint32(TOKENS_PER_CHUNK)
@@ -117,6 +136,8 @@ class Fleet:
             exact=self._yes,
             candidates=self._yes,
             tokens_per_byte=1 / BYTES_PER_TOKEN,
+            batch_max=self._batch_max,
+            extra=self._extra,
         )
         placement = self.scheduler.place(request, self.now_s)
         spent_us = (time.perf_counter() - start) * 1e6

@@ -1,11 +1,12 @@
 """Exchanges per second of one picker process, and the CPU of each, beside the gRPC library's server.
 
-    python bench/exchanges.py [--seconds 8] [--rounds 3] [--json FILE]
+    python bench/exchanges.py [--seconds 8] [--rounds 3] [--buffered] [--json FILE]
 
 A gateway in a process of its own (Rust, `extproc/native/trimtab-front/examples/exchanges.rs`) keeps 32 exchanges of
-2 KB chats in progress on one connection, as Envoy does: headers, whole body, response headers, each answered before the
-next, then the stream's end. The picker has everything on that it has in a pool (see `hop_pool`). Fronts take turns.
-A run counts only if every exchange was answered in full and the picker placed all of them.
+2 KB chats in progress on one connection, as our own Envoy does: the whole request in one message, its answer, then the
+stream's end. `--buffered`: as others do: headers, whole body, response headers, each answered before the next. The
+picker has everything on that it has in a pool (see `hop_pool`). Fronts take turns. A run counts only if every exchange
+was answered in full and the picker placed all of them.
 """
 
 import argparse
@@ -28,6 +29,8 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from hop import ROWS, common_prefixes, placed, text
 from hop_pool import BenchPool
 from processes import cpu_s, processes
+
+from trimtab_operator.envoy_ext_proc import USUAL_UNTOLD
 
 CRATE = ROOT / "extproc" / "native"
 FRONTS = ("native", "grpcio")
@@ -56,8 +59,8 @@ def header_map(**headers: str) -> Any:
     return base_pb2.HeaderMap(headers=pairs)
 
 
-def write_scripts(folder: Path) -> list[Path]:
-    """The messages of each exchange as Envoy sends them in BUFFERED mode; half of each prompt is a common one."""
+def write_scripts(folder: Path, *, is_whole: bool) -> list[Path]:
+    """The messages of each exchange as Envoy sends them; half of each prompt is a common one."""
     row, rng, files = ROWS[0], random.Random(1), []
     prefixes = common_prefixes(row)
     mode = processing_mode_pb2.ProcessingMode
@@ -76,7 +79,7 @@ def write_scripts(folder: Path) -> list[Path]:
         served = ext_proc.ProcessingRequest(response_headers=ext_proc.HttpHeaders(headers=response))
         attributes = served.attributes["envoy.filters.http.ext_proc"]
         attributes.fields["upstream.address"].string_value = ENDPOINTS[number % len(ENDPOINTS)]
-        messages = (
+        messages: tuple[Any, ...] = (
             ext_proc.ProcessingRequest(
                 request_headers=ext_proc.HttpHeaders(headers=request),
                 protocol_config=ext_proc.ProtocolConfiguration(
@@ -86,10 +89,29 @@ def write_scripts(folder: Path) -> list[Path]:
             ext_proc.ProcessingRequest(request_body=ext_proc.HttpBody(body=body, end_of_stream=True)),
             served,
         )
+        if is_whole:
+            messages = (whole(messages[1], number),)
         file = folder / f"{number}.exchange"
         file.write_bytes(b"".join(map(framed, messages)))
         files.append(file)
     return files
+
+
+def whole(message: Any, number: int) -> Any:
+    """The body with what our own Envoy tells of the headers."""
+    mode = processing_mode_pb2.ProcessingMode
+    message.protocol_config.request_body_mode, message.protocol_config.response_body_mode = mode.BUFFERED, mode.NONE
+    told = {
+        "request.method": "POST",
+        "request.path": "/v1/chat/completions",
+        "request.id": f"00000000-0000-4000-8000-{number:012x}",
+        "request.headers['content-type']": "application/json",
+        USUAL_UNTOLD: USUAL_UNTOLD,
+    }
+    fields = message.attributes["envoy.filters.http.ext_proc"].fields
+    for name, value in told.items():
+        fields[name].string_value = value
+    return message
 
 
 def run(program: Path, pool: BenchPool, seconds: float, files: list[Path]) -> dict[str, float]:
@@ -113,12 +135,13 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=8, help="length of one run")
     parser.add_argument("--rounds", type=int, default=3, help="counted rounds")
     parser.add_argument("--json", type=Path, help="write the results there")
+    parser.add_argument("--buffered", action="store_true", help="headers, body, response headers one after another")
     arguments = parser.parse_args()
     program = client()
     results: dict[str, list[dict[str, float]]] = {front: [] for front in FRONTS}
     with tempfile.TemporaryDirectory(prefix="trimtab-exchanges-") as temporary:
         folder = Path(temporary)
-        files = write_scripts(folder)
+        files = write_scripts(folder, is_whole=not arguments.buffered)
         for _ in range(arguments.rounds):
             for front in FRONTS:
                 # One at a time: a store and a picker that only wait have their timers too.

@@ -14,6 +14,7 @@ class Reservation:
     p_tokens: int
     batch: int
     samples: tuple[tuple[int, int], ...]
+    weight_milli: int = 1000
 
 
 @dataclass
@@ -76,13 +77,21 @@ class PoolMirror:
         self.cards[digest] = data
 
     def on_peer_reserve(
-        self, incarnation: int, reservation_id: int, endpoint: str, p_tokens: int, batch: int, hashes: U64, tokens: U32
+        self,
+        incarnation: int,
+        reservation_id: int,
+        endpoint: str,
+        p_tokens: int,
+        batch: int,
+        hashes: U64,
+        tokens: U32,
+        weight_milli: int = 1000,
     ) -> None:
         assert incarnation not in self.gone_peers
         own = self.peers.setdefault(incarnation, {})
         assert reservation_id not in own
         samples = tuple(zip(hashes.tolist(), tokens.tolist(), strict=True))
-        own[reservation_id] = Reservation(endpoint, p_tokens, batch, samples)
+        own[reservation_id] = Reservation(endpoint, p_tokens, batch, samples, weight_milli)
 
     def on_peer_first_token(self, incarnation: int, reservation_id: int) -> None:
         reservation = self.peers[incarnation][reservation_id]
@@ -102,6 +111,10 @@ class PoolMirror:
 
     def on_lease_lost(self) -> None:
         self.leases_lost += 1
+
+    def weights(self) -> dict[int, int]:
+        """Of all open reservations of all peers, in thousandths."""
+        return {i: r.weight_milli for own in self.peers.values() for i, r in own.items()}
 
     def open_load(self) -> list[tuple[int, str, int, int]]:
         """All open reservations of all peers, whatever their incarnations."""

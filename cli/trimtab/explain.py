@@ -54,6 +54,14 @@ def as_table(decision: Mapping[str, Any]) -> str:
     hidden = decision["candidate_count"] - sum(1 for e in decision["endpoints"] if e["batch"] is not None)
     if hidden > 0:
         lines.append(f"  and {hidden} more")
+    for endpoint in decision["endpoints"]:
+        if endpoint.get("terms"):
+            lines.append(f"  {endpoint['endpoint']}: {_terms(endpoint['terms'])}")
+    if decision.get("hotspot"):
+        lines.append(
+            f"  Changed by the hotspot detector: class {decision['hotspot']} brings more load than the endpoints that "
+            "hold its prefix can carry"
+        )
     if decision.get("approximate"):
         detail = f" ({decision['approximate_detail']})" if decision.get("approximate_detail") else ""
         lines.append(f"  The prefix is not known exactly: {decision['approximate']}{detail}")
@@ -66,6 +74,10 @@ def _title(decision: Mapping[str, Any]) -> str:
         f"{decision['kind']} for {decision['model']}",
         f"{decision['prompt_tokens']} prompt tokens",
     ]
+    if decision.get("class"):
+        parts.append(f"class {decision['class']}")
+    if decision.get("waited_s"):
+        parts.append(f"waited {decision['waited_s']:.2f} s for a place")
     if decision.get("request_id"):
         parts.append(f"request {decision['request_id']}")
     if decision.get("picker"):
@@ -79,13 +91,29 @@ def _row(endpoint: Mapping[str, Any]) -> tuple[str, ...]:
         _number(endpoint.get("hit_tokens")),
         _number(endpoint.get("queued_tokens")),
         _number(endpoint.get("p_tokens")),
-        _number(endpoint.get("batch")),
+        _weight(endpoint.get("weighted_batch", endpoint.get("batch"))),
         _number(endpoint.get("score")),
     )
 
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:,.0f}"
+
+
+def _weight(value: float | None) -> str:
+    """B: a whole number but where classes weigh."""
+    return "-" if value is None else f"{value:,.2f}".rstrip("0").rstrip(".")
+
+
+def _terms(terms: Mapping[str, float]) -> str:
+    """What the class of the request and the network did to P and B there."""
+    words = {
+        "expert_factor": "experts x {:.2f}",
+        "network_tokens": "network + {:,.0f} tokens",
+        "p_before_log_tokens": "P before its logarithm {:,.0f}",
+        "weighted_batch": "B with the weights of classes {:,.2f}",
+    }
+    return ", ".join(text.format(terms[name]) for name, text in words.items() if name in terms)
 
 
 def _aligned(cells: Sequence[str], widths: Iterable[int]) -> str:

@@ -128,6 +128,9 @@ def _joined_text(content: Any) -> str:
 def _parse_message(message: Any, content_format: ContentFormat, media: _MediaCount) -> Message:
     if not isinstance(message, dict) or not isinstance(role := message.get("role"), str):
         raise NotRenderable("a message has no role")
+    if (text := plain_content(role, message)) is not None:
+        # What all the rest comes to for most messages.
+        return {"role": role, "content": text if content_format == "string" else [{"type": "text", "text": text}]}
     content = _parse_content(role, _parts(role, message.get("content")), content_format, media)
     parsed: Message = {"role": role, "content": content}
     if role == "assistant":
@@ -144,6 +147,14 @@ def _parse_message(message: Any, content_format: ContentFormat, media: _MediaCou
     if role == "developer":
         parsed["tools"] = _tools_of_developer(message.get("tools"))
     return parsed
+
+
+def plain_content(role: str, message: Message) -> str | None:
+    """The text of a message with nothing but its role and a text that engines leave as it is; None for all others."""
+    text = message.get("content")
+    if len(message) != 2 or type(text) is not str or role in ("tool", "developer"):
+        return None
+    return None if role == "system" and text.startswith(_BILLING_HEADER) else text
 
 
 def _parts(role: str, content: Any) -> list[Any]:

@@ -20,9 +20,10 @@ from typing import Any
 from jinja2 import Template, TemplateError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.runtime import Macro
+from jinja2.runtime import Macro, new_context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from trimtab_core.chat_skeleton import Skeletons
 from trimtab_core.not_renderable import NotRenderable
 
 TEMPLATES_MAX = 32
@@ -154,6 +155,11 @@ class ChatTemplate:
     names_developer: bool
     """Whether it knows the role `developer`."""
     source: str
+    names: dict[str, Any]
+    """What every template may name: the library's functions and ours. As one dict, since the library's chain of them
+    takes as long to read as a short chat to render."""
+    skeletons: Skeletons
+    """The text around plain messages, where the template only wraps them."""
 
     def render(self, variables: Mapping[str, Any], *, limits: RenderLimits, clock: RenderClock) -> str:
         """The text for these variables. Whatever goes wrong inside is `NotRenderable`: the engine refuses it too."""
@@ -161,7 +167,16 @@ class ChatTemplate:
         token = _budget.set(budget)
         pieces: list[str] = []
         try:
-            for piece in self.compiled.generate(variables):
+            # What `Template.generate` comes to.
+            context = new_context(
+                self.compiled.environment,
+                self.compiled.name,
+                self.compiled.blocks,
+                vars={**self.names, **variables},
+                shared=True,
+                globals=self.names,
+            )
+            for piece in self.compiled.root_render_func(context):
                 budget.take(piece)
                 pieces.append(piece)
         except NotRenderable:
@@ -188,11 +203,14 @@ def compile_template(source: str) -> ChatTemplate:
     """`source`, ready to render. `NotRenderable` where it does not compile."""
     tree = parse_template(source)
     try:
+        compiled = _environment().from_string(source)
         return ChatTemplate(
-            compiled=_environment().from_string(source),
+            compiled=compiled,
             variables=frozenset(meta.find_undeclared_variables(tree)),
             names_developer='"developer"' in source or "'developer'" in source,
             source=source,
+            names=dict(compiled.globals),
+            skeletons=Skeletons(tree),
         )
     except (TemplateError, RecursionError, SyntaxError) as error:
         raise NotRenderable(f"the chat template does not compile ({type(error).__name__})") from error

@@ -32,6 +32,8 @@ class FleetLoad:
         """Open reservations (their batches), all replicas'."""
         self.external: I64 = np.zeros(0, dtype=np.int64)
         """Requests that came past us, as of the last report."""
+        self.weight_milli: I64 = np.zeros(0, dtype=np.int64)
+        """Weights of the open reservations: of each its batch times the weight of its class, in thousandths."""
         self.queued_tokens: F64 = np.zeros(0, dtype=np.float64)
         self.block_tokens: I64 = np.zeros(0, dtype=np.int64)
         self.kv_capacity_tokens: I64 = np.zeros(0, dtype=np.int64)
@@ -59,7 +61,7 @@ class FleetLoad:
             reservation.slot = NOWHERE
         self._open[slot], self._queue[slot] = {}, {}
         self._free_s[slot] = 0.0
-        self.requests[slot] = self.external[slot] = self._requests_peak[slot] = 0
+        self.requests[slot] = self.external[slot] = self._requests_peak[slot] = self.weight_milli[slot] = 0
         self.queued_tokens[slot] = 0.0
         self.block_tokens[slot] = self.settings.block_tokens
         self.kv_capacity_tokens[slot] = self.settings.kv_capacity_tokens
@@ -88,6 +90,7 @@ class FleetLoad:
         reservation.served_s = None
         self._open[slot][reservation.key] = reservation
         self.requests[slot] += reservation.batch
+        self.weight_milli[slot] += reservation.batch * reservation.weight_milli
         self._requests_peak[slot] = max(self._requests_peak[slot], self.requests[slot])
         if reservation.is_queued:
             self._queue[slot][reservation.key] = reservation
@@ -106,6 +109,7 @@ class FleetLoad:
             self._leave_queue(reservation)
         del self._open[slot][reservation.key]
         self.requests[slot] -= reservation.batch
+        self.weight_milli[slot] -= reservation.batch * reservation.weight_milli
         reservation.slot = NOWHERE
 
     def first_token(self, reservation: Reservation, now_s: float, *, teaches: bool) -> None:
@@ -159,6 +163,7 @@ class FleetLoad:
             external=self.external.copy(),
             queued_tokens=self.queued_tokens.copy(),
             prefill_rate=self.prefill_rate.copy(),
+            weight_milli=self.weight_milli.copy(),
         )
 
     def _timeline(self, slot: int) -> Iterator[tuple[Reservation, float, float]]:
@@ -202,6 +207,8 @@ class FleetLoad:
             ensure(
                 self.requests[slot] == sum(r.batch for r in reservations.values()), f"slot {slot}: requests miscounted"
             )
+            weight_milli = sum(r.batch * r.weight_milli for r in reservations.values())
+            ensure(self.weight_milli[slot] == weight_milli, f"slot {slot}: weights miscounted")
             ensure(self.queued_tokens[slot] == sum(r.p_tokens for r in queued), f"slot {slot}: queue miscounted")
             ensure(self._requests_peak[slot] >= self.requests[slot], f"slot {slot}: peak below the present")
             ensure(self.external[slot] >= 0, f"slot {slot}: external requests below zero")
@@ -210,6 +217,7 @@ class FleetLoad:
 ARRAYS = (
     "requests",
     "external",
+    "weight_milli",
     "queued_tokens",
     "block_tokens",
     "kv_capacity_tokens",

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trimtab_core.chunks import U32, U64
+from trimtab_core.extra_terms import ORDINARY_MILLI, ExtraTerms
 
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
@@ -40,6 +41,7 @@ class PlacementRequest:
     `batch`: engine requests in all, n times the prompts.
     `cache_reads`: False where the engine skips its prefix cache for this request: every hit is 0.
     `batch_max`: a slot that would come to more requests than this is no candidate, unless it is idle.
+    `extra`: what the request's class and the network add to the terms; None: nothing.
     """
 
     prompts: tuple[tuple[Prompt, ...], ...]
@@ -51,6 +53,7 @@ class PlacementRequest:
     cache_reads: bool = True
     policy: str = "product"
     batch_max: int | None = None
+    extra: ExtraTerms | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -59,8 +62,12 @@ class Placement:
 
     `alternatives`: the next best slots, at most two. `prompt_tokens`: length of all prompts together, one number for
     all slots. `p_own_tokens`: the P that the reservation adds to its slot. `samples`: what peers are to know of the
-    chunks that the slot did not hold yet.
+    chunks that the slot did not hold yet. `hotspot`: the prefix class for which the slots `left_out` were no
+    candidates, although one of them had the least score; None: the hotspot detector changed nothing.
     The arrays, shape (slot_count,), show the terms of every candidate; other slots have 0, and an infinite score.
+    `p_tokens`: P as it is in the score; `p_linear_tokens`: before its logarithm was taken; `network_tokens`: the part
+    of it that is the round trip; `expert_factor`: what the rest of it was multiplied by. `batch`: requests there with
+    this one's; `weighted_batch`: B as it is in the score, the same with the weights of their classes.
     """
 
     reservation_id: int
@@ -70,12 +77,18 @@ class Placement:
     hit_tokens: I64
     queued_tokens: F64
     p_tokens: F64
+    p_linear_tokens: F64
+    network_tokens: F64
+    expert_factor: F64
     batch: I64
+    weighted_batch: F64
     score: F64
     p_own_tokens: int
     reason: str
     sample_hashes: U64
     sample_tokens: U32
+    hotspot: int | None = None
+    left_out: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +109,7 @@ class ReservationRecord:
     batch: int
     sample_hashes: U64
     sample_tokens: U32
+    weight_milli: int = ORDINARY_MILLI
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -103,10 +117,12 @@ class LoadView:
     """The load of every slot, arrays of shape (slot_count,).
 
     `requests`: open reservations, all replicas'. `external`: requests that came past us. `queued_tokens`: uncached
-    prompt tokens on their way. `prefill_rate`: tokens per second.
+    prompt tokens on their way. `prefill_rate`: tokens per second. `weight_milli`: weights of the open reservations, in
+    thousandths of an ordinary request.
     """
 
     requests: I64
     external: I64
     queued_tokens: F64
     prefill_rate: F64
+    weight_milli: I64

@@ -57,13 +57,14 @@ class PromptClaim:
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PromptMatch:
     """`hit_tokens`: per slot, not yet cut to whole blocks. `engine_hits`: what the engines themselves are known to
-    hold. `renderings`: prompt and chain by variant. `deepest_bytes`, `deepest_tokens`: the deepest hit, which
-    `prompt_tokens` builds on.
+    hold; `hits`: what slots hold or will, as `hit_tokens` counts it. `renderings`: prompt and chain by variant.
+    `deepest_bytes`, `deepest_tokens`: the deepest hit, which `prompt_tokens` builds on.
     """
 
     prompt_tokens: int
     hit_tokens: I64
     engine_hits: list[Hit]
+    hits: list[Hit]
     renderings: dict[int, tuple[Prompt, list[int]]]
     deepest_bytes: int
     deepest_tokens: int
@@ -125,6 +126,7 @@ def match_prompt(
     """Match one engine prompt, in all its renderings, against all slots that take part. `variants` is not empty."""
     hit_tokens = [0] * slot_count
     engine_hits: list[Hit] = []
+    all_hits: list[Hit] = []
     renderings: dict[int, tuple[Prompt, list[int]]] = {}
     deepest = (0, math.inf)
     deepest_at = (variants[0].prompt, 0, 0)
@@ -139,6 +141,7 @@ def match_prompt(
         # No speculative chunk is of use that lies no deeper than what every slot holds anyway.
         shallowest = min((hit.depth for hit in hits), default=0) if all_slots(hits) == slots else 0
         hits = deeper(hits, speculation.index.deepest(chain, slots, shallowest))
+        all_hits += hits
         for depth, tokens, same in hits:
             for slot in slots_in(same):
                 hit_tokens[slot] = tokens
@@ -153,6 +156,7 @@ def match_prompt(
         prompt_tokens=prompt_tokens,
         hit_tokens=np.array(hit_tokens, dtype=np.int64),
         engine_hits=engine_hits,
+        hits=all_hits,
         renderings=renderings,
         deepest_bytes=depth * CHUNK_BYTES,
         deepest_tokens=min(tokens, prompt_tokens),

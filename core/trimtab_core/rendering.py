@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trimtab_core.chat_messages import MEDIA_MARK, Message, developer_as_system, parse_messages
+from trimtab_core.chat_messages import MEDIA_MARK, Message, developer_as_system, parse_messages, plain_content
+from trimtab_core.chat_skeleton import PLAIN_ROLES
 from trimtab_core.chat_template import ChatTemplate, RenderClock, RenderLimits, compile_template
 from trimtab_core.model_card import ModelCard
 from trimtab_core.not_renderable import NotRenderable
@@ -48,6 +49,8 @@ _ENGINE_ARGUMENTS = frozenset(
     ]
 )
 """Names that mean something else to an engine than a template variable; a request that sets one is not rendered."""
+_PLAIN = {"add_generation_prompt": True, "continue_final_message": False}
+"""The variables of a chat that says nothing but its messages, to a server without variables of its own."""
 _ALWAYS_ACCEPTED = frozenset({"documents", "add_generation_prompt", "continue_final_message"})
 _FUNCTION_FIELDS = ("name", "description", "parameters")
 _OPTIONAL_FUNCTION_FIELDS = ("strict", "defer_loading")
@@ -77,7 +80,10 @@ def render_prompt(
     """What the engine makes of a chat request, the card's prefix included. Raises `NotRenderable`."""
     if body.get("chat_template") is not None:
         raise NotRenderable("the request brings its own chat template")
-    variables = _variables(card, body)
+    plain = _plain_text(card, body, limits or RenderLimits(), clock)
+    if plain is not None:
+        return RenderedPrompt(text=card.chat_prefix + plain, complete=True, media_items=0)
+    variables = _variables(card, body) if len(body) > 1 or card.default_template_kwargs else dict(_PLAIN)
     tools = variables.pop("tools", None)
     with_tools = tools is not None
     source = card.tools_template if with_tools else card.template
@@ -101,6 +107,34 @@ def render_prompt(
     return RenderedPrompt(
         text=prefix + text, complete=not conversation.media_items, media_items=conversation.media_items
     )
+
+
+def _plain_text(card: ModelCard, body: Mapping[str, Any], limits: RenderLimits, clock: RenderClock) -> str | None:
+    """A chat of plain messages and nothing else, where the template only wraps them: the same text for less."""
+    messages = body.get("messages")
+    if len(body) != 1 or card.default_template_kwargs or card.template is None or card.content_format != "string":
+        return None
+    template = compile_template(card.template)
+    if not template.skeletons.is_usable or not isinstance(messages, list) or not messages:
+        return None
+    roles, contents, chars = [], [], 0
+    for message in messages:
+        role = message.get("role") if isinstance(message, dict) else None
+        if not isinstance(role, str) or role not in PLAIN_ROLES:
+            return None
+        if (content := plain_content(role, message)) is None:
+            return None
+        roles.append(role)
+        contents.append(content)
+        chars += len(content)
+    if 4 * chars > limits.output_bytes:
+        return None
+    variables = {**card.special_tokens, "add_generation_prompt": True, "tools": None, "documents": None}
+
+    def render(marked: list[Message]) -> str:
+        return template.render({**variables, "messages": marked}, limits=limits, clock=clock)
+
+    return template.skeletons.text(tuple(roles), contents, tuple(card.special_tokens.items()), render)
 
 
 def render_completion(card: ModelCard, prompt: str, *, add_special_tokens: bool = True) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from trimtab_core.chunks import U32, U64
+from trimtab_core.extra_terms import ORDINARY_MILLI
 
 ReservationKey = tuple[int, int]
 """(replica incarnation, reservation id), with `OWN` for this replica's incarnation."""
@@ -30,6 +31,8 @@ class Reservation:
     """Uncached prompt tokens that it brings to its slot."""
     batch: int
     """Engine requests that it stands for."""
+    weight_milli: int = ORDINARY_MILLI
+    """Weight of each of them, by its class."""
     is_queued: bool = True
     """Its first token has not been seen, nor taken for granted."""
     queued_since_s: float = 0.0

@@ -10,9 +10,12 @@ are dense numbers, slots; the caller keeps their names. A reservation is release
 import numpy as np
 
 from trimtab_core.bookings import Bookings
+from trimtab_core.chunk_owners import slots_in
 from trimtab_core.chunks import U32, U64
 from trimtab_core.decision import Decision, decide
 from trimtab_core.errors import UnknownSlot, ensure
+from trimtab_core.extra_terms import ORDINARY_MILLI, PLAIN
+from trimtab_core.hotspot import HotspotDetector, HotspotSettings, HotspotView
 from trimtab_core.placement import (
     I64,
     Bools,
@@ -64,6 +67,7 @@ class Scheduler:
             "least_request": LeastRequest(),
         }
         self._ties = TieBreak(rng_seed)
+        self._hotspots = HotspotDetector()
         self._own = ReplicaLedger()
         self._peers: dict[int, ReplicaLedger] = {}
         self._next_id = 1
@@ -96,6 +100,7 @@ class Scheduler:
         self._bookings.reset_slot(slot)
         for policy in self._policies.values():
             policy.slot_reset(slot)
+        self._hotspots.slot_reset(slot)
 
     # What engines hold and report
 
@@ -136,16 +141,18 @@ class Scheduler:
         """Choose a slot and reserve it. A `Rejection` reserves nothing.
 
         P of a slot: queued tokens + for each prompt its tokens less the hit there, at least one block. B: requests
-        there + external ones + this one's batch. A hit is at most the whole blocks of all tokens but the last, which an
-        engine always computes.
+        there + external ones + this one's batch. Both with the request's extra terms (`extra_terms`). A hit is at most
+        the whole blocks of all tokens but the last, which an engine always computes.
         """
         self._bookings.speculation.expire(now_s)
         if len(self._own) >= self.settings.reservations_max:
             return self._rejection("too_many_open")
-        decision = decide(request, self._live, self._index, self._bookings, self._policies[request.policy], self._ties)
+        parts = (self._index, self._bookings, self._policies[request.policy], self._ties, self._hotspots)
+        decision = decide(request, self._live, *parts, now_s)
         if isinstance(decision, str):
             return self._rejection(decision)
-        reservation = self._reserve(decision, request.batch, now_s)
+        weight_milli = (request.extra or PLAIN).weight_milli
+        reservation = self._reserve(decision, request.batch, weight_milli, now_s)
         self._policies[request.policy].picked(decision.slot)
         return Placement(
             reservation_id=reservation.key[1],
@@ -155,12 +162,18 @@ class Scheduler:
             hit_tokens=decision.hit_tokens,
             queued_tokens=decision.queued_tokens,
             p_tokens=decision.p_tokens,
+            p_linear_tokens=decision.p_linear_tokens,
+            network_tokens=decision.network_tokens,
+            expert_factor=decision.expert_factor,
             batch=decision.batch,
+            weighted_batch=decision.weighted_batch,
             score=decision.score,
             p_own_tokens=decision.p_own_tokens,
-            reason=f"{request.policy}: {decision.how}",
+            reason=f"{request.policy}: {decision.how}{', away from a hotspot' if decision.left_out else ''}",
             sample_hashes=reservation.sample_hashes,
             sample_tokens=reservation.sample_tokens,
+            hotspot=None if decision.left_out is None else decision.left_out.prefix_class,
+            left_out=() if decision.left_out is None else tuple(slots_in(decision.left_out.slots)),
         )
 
     def first_token(self, reservation_id: int, now_s: float) -> bool:
@@ -202,12 +215,14 @@ class Scheduler:
                     batch=reservation.batch,
                     sample_hashes=NO_CHUNKS if claim is None else reservation.sample_hashes,
                     sample_tokens=NO_TOKENS if claim is None else reservation.sample_tokens,
+                    weight_milli=reservation.weight_milli,
                 )
             )
         return records
 
     def advance(self, now_s: float) -> U64:
         """Time has passed. Ids of own reservations whose prefill is now taken as over, with no first token seen."""
+        self._hotspots.advance(now_s)
         return _ids(self._bookings.advance(now_s))
 
     # Other replicas
@@ -222,6 +237,7 @@ class Scheduler:
         sample_hashes: U64,
         sample_tokens: U32,
         now_s: float,
+        weight_milli: int = ORDINARY_MILLI,
     ) -> None:
         """Another replica reserved. Known ids change nothing, but that `p_tokens` 0 says that the prefill is over.
 
@@ -235,7 +251,11 @@ class Scheduler:
             if not ledger.is_new(reservation_id) or len(ledger) >= self.settings.reservations_max:
                 return
             reservation = Reservation(
-                key=(incarnation, reservation_id), slot=self._known(slot), p_tokens=p_tokens, batch=batch
+                key=(incarnation, reservation_id),
+                slot=self._known(slot),
+                p_tokens=p_tokens,
+                batch=batch,
+                weight_milli=weight_milli,
             )
             ledger.add(reservation)
             chunks, tokens, awaited = sample_hashes.tolist(), sample_tokens.tolist(), []
@@ -273,6 +293,16 @@ class Scheduler:
         for reservation in self._peers.pop(incarnation, ()):
             self._bookings.finish(reservation, now_s)
 
+    # Hotspots
+
+    def watch_hotspots(self, settings: HotspotSettings | None) -> None:
+        """Look for hotspots from now on, in this way; None: not at all. What was counted stays where it can."""
+        self._hotspots.set(settings)
+
+    def hotspots(self) -> HotspotView:
+        """Classes with an alarm now, and what was counted."""
+        return self._hotspots.view()
+
     # Views
 
     def load(self) -> LoadView:
@@ -299,7 +329,7 @@ class Scheduler:
 
     # Inside
 
-    def _reserve(self, decision: Decision, batch: int, now_s: float) -> Reservation:
+    def _reserve(self, decision: Decision, batch: int, weight_milli: int, now_s: float) -> Reservation:
         """Book the choice, with a claim on what the slot's engine does not hold yet."""
         slot = decision.slot
         block_tokens = int(self._bookings.load.block_tokens[slot])
@@ -313,6 +343,7 @@ class Scheduler:
             slot=slot,
             p_tokens=decision.p_own_tokens,
             batch=batch,
+            weight_milli=weight_milli,
             is_approximate=not decision.is_exact,
             sample_hashes=np.concatenate([NO_CHUNKS, *(claim.sample_hashes for claim in claims)]),
             sample_tokens=np.concatenate([NO_TOKENS, *(claim.sample_tokens for claim in claims)]),
@@ -356,6 +387,7 @@ class Scheduler:
     def check_invariants(self) -> None:
         """Raise `InvariantError` if the state contradicts itself. Costs as much as the whole state: for tests."""
         self._index.check_invariants()
+        self._hotspots.check_invariants()
         self._bookings.check_invariants([r for ledger in (self._own, *self._peers.values()) for r in ledger])
         for slot in range(self.slot_count):
             if not self._live[slot]:

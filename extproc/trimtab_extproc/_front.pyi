@@ -1,6 +1,6 @@
 """The native front: one gRPC connection in Rust, worked off in turns. See `extproc/native`; used by `native_front`."""
 
-from typing import Final, final
+from typing import Final, Literal, final
 
 HALF_CLOSED: Final = 0
 """Event: the peer sends no more and waits for the status."""
@@ -15,6 +15,21 @@ Event = tuple[int, bytes | tuple[str, float | None] | int]
 """Stream and: a message; path and timeout (seconds) of a stream that was opened; HALF_CLOSED or ENDED."""
 Answer = tuple[int, bytes | tuple[int, str] | int]
 """Stream and: a message; the status that ends it; PAUSE or RESUME."""
+
+Modes = tuple[int, int]
+"""The body modes of request and response, by the protocol's numbers."""
+Read = (
+    tuple[Literal[0], dict[str, str], bool, Modes | None, bool]
+    | tuple[Literal[1], bytes, bool, dict[str, str] | None, Modes | None, bool]
+    | tuple[Literal[2], dict[str, str], bool, Modes | None]
+    | tuple[Literal[3], bytes, bool]
+)
+"""The request's headers (headers, end of stream, modes, usual responses are not told), its body (body, end of stream,
+what is told of the headers, modes, usual responses are not told), the response's headers (those of interest, end of
+stream, modes), its body (body, end of stream)."""
+
+def read_message(message: bytes) -> Read | None:
+    """One message of a gateway; None: `wire` has to look at it."""
 
 @final
 class Tls:

@@ -19,6 +19,8 @@ DECISIONS_MAX = 256
 ENDPOINTS_SHOWN_MAX = 64
 REQUEST_ID_CHARS_MAX = 128
 """Of a request's id that is kept: clients choose them."""
+NO_NUMBERS = dict.fromkeys(("hit_tokens", "queued_tokens", "p_tokens", "batch", "weighted_batch", "score"))
+"""Of an endpoint that was no candidate."""
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
@@ -39,6 +41,10 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     excluded: Mapping[int, str]
     """Members of the pool that could not be chosen at all, and why."""
     policy: str
+    request_class: str = ""
+    """Empty: of none."""
+    waited_s: float = 0.0
+    """For a place, before it was made."""
 
 
 class DecisionLog:
@@ -69,13 +75,16 @@ class DecisionLog:
             "model": decision.model,
             "endpoint": decision.endpoint,
             "policy": decision.policy,
+            "class": decision.request_class or None,
+            "waited_s": round(decision.waited_s, 3) if decision.waited_s else None,
             "reason": placement.reason,
+            "hotspot": None if placement.hotspot is None else f"{placement.hotspot:016x}",
             "approximate": decision.approximate,
             "approximate_detail": decision.approximate_detail or None,
             "prompt_tokens": placement.prompt_tokens,
             "p_own_tokens": placement.p_own_tokens,
             "alternatives": [name for slot in placement.alternatives if (name := self._name_of(slot)) is not None],
-            "candidate_count": len(shown),
+            "candidate_count": int(np.count_nonzero(placement.batch[shown])),
             "endpoints": [
                 *(self._row(decision, int(slot)) for slot in best_first[:ENDPOINTS_SHOWN_MAX]),
                 *self._excluded_rows(decision, ENDPOINTS_SHOWN_MAX - len(best_first)),
@@ -84,9 +93,8 @@ class DecisionLog:
 
     def _excluded_rows(self, decision: Decision, count: int) -> list[dict[str, Any]]:
         """The endpoints that were no candidates; numbers are not known for them."""
-        numbers = dict.fromkeys(("hit_tokens", "queued_tokens", "p_tokens", "batch", "score"))
         return [
-            {"endpoint": self._name(slot), **numbers, "verdict": f"no candidate: {why}"}
+            {"endpoint": self._name(slot), **NO_NUMBERS, "verdict": f"no candidate: {why}"}
             for slot, why in list(decision.excluded.items())[: max(0, count)]
         ]
 
@@ -95,6 +103,8 @@ class DecisionLog:
 
     def _row(self, decision: Decision, slot: int) -> dict[str, Any]:
         placement = decision.placement
+        if not placement.batch[slot]:  # the scheduler itself left it out, and has no terms of it
+            return {"endpoint": self._name(slot), **NO_NUMBERS, "verdict": "no candidate: at its limit"}
         score = float(placement.score[slot])
         is_winner = slot == placement.slot
         return {
@@ -103,16 +113,34 @@ class DecisionLog:
             "queued_tokens": round(float(placement.queued_tokens[slot]), 1),
             "p_tokens": round(float(placement.p_tokens[slot]), 1),
             "batch": int(placement.batch[slot]),
+            "weighted_batch": round(float(placement.weighted_batch[slot]), 3),
+            "terms": _terms(placement, slot),
             "score": round(score, 1) if np.isfinite(score) else None,
             "verdict": "won: " + placement.reason if is_winner else _why_not(decision, slot),
         }
 
 
+def _terms(placement: Placement, slot: int) -> dict[str, float]:
+    """The extra terms that acted on the slot; those that changed nothing are left out."""
+    terms = {}
+    factor, network = float(placement.expert_factor[slot]), float(placement.network_tokens[slot])
+    linear = float(placement.p_linear_tokens[slot])
+    if factor != 1.0:
+        terms["expert_factor"] = round(factor, 4)
+    if network:
+        terms["network_tokens"] = round(network, 3)
+    if linear != placement.p_tokens[slot]:
+        terms["p_before_log_tokens"] = round(linear, 1)
+    if placement.weighted_batch[slot] != placement.batch[slot]:
+        terms["weighted_batch"] = round(float(placement.weighted_batch[slot]), 3)
+    return terms
+
+
 def _why_not(decision: Decision, slot: int) -> str:
     """Why a candidate lost, in words."""
     placement, won = decision.placement, decision.placement.slot
-    if not np.isfinite(placement.score[slot]):
-        return "no candidate: at its limit"
+    if slot in placement.left_out:
+        return "no candidate: holds the prefix of a hotspot"
     if decision.policy != "product":
         return f"not its turn ({decision.policy})"
     if placement.score[slot] <= placement.score[won]:
@@ -124,6 +152,12 @@ def _why_not(decision: Decision, slot: int) -> str:
             reasons.append("holds less of the prompt")
         if placement.queued_tokens[slot] > placement.queued_tokens[won]:
             reasons.append("more queued tokens")
+        if placement.network_tokens[slot] > placement.network_tokens[won]:
+            reasons.append("further away")
+        if placement.expert_factor[slot] > placement.expert_factor[won]:
+            reasons.append("slower experts")
     if placement.batch[slot] > placement.batch[won]:
         reasons.append("more requests")
+    elif placement.weighted_batch[slot] > placement.weighted_batch[won]:
+        reasons.append("heavier requests")
     return "lost: " + (", ".join(reasons) or "higher score")

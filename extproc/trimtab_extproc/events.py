@@ -40,6 +40,8 @@ class RequestHeaders(msgspec.Struct, frozen=True, kw_only=True):
     """None: the gateway does not say."""
     subset: tuple[str, ...] | None = None
     """The endpoints that the gateway allows (`ip:port` or a bare IP); None: no such hint, empty: none is allowed."""
+    is_usual_untold: bool = False
+    """The gateway says nothing of a response that is a success of the very endpoint that we said we expect."""
 
 
 class RequestBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +49,8 @@ class RequestBody(msgspec.Struct, frozen=True, kw_only=True):
 
     body: bytes
     end_of_stream: bool
+    head: RequestHeaders | None = None
+    """What the gateway says of the headers where it sends none before the body: only those that it was set to."""
 
 
 class RequestTrailers(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,6 +94,8 @@ class Placed(msgspec.Struct, frozen=True, kw_only=True):
     """Nobody else tells of the first token: the endpoint has no sidecar, or not an exact one."""
     is_id_wanted: bool = False
     """The response carries an id that later requests will name."""
+    is_streamed: bool = False
+    """The answer comes as an event stream, not as one document."""
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True):

@@ -112,6 +112,7 @@ class Exchange:
         "_body_bytes",
         "_budget",
         "_has_trailers",
+        "_is_usual_untold",
         "_ledger",
         "_modes",
         "_phase",
@@ -144,6 +145,8 @@ class Exchange:
         self._reservation_id: int | None = None
         """The reservation that is still to be finished."""
         self._reader: ResponseReader | None = None
+        self._is_usual_untold = False
+        """The gateway will tell of the response only if it is not what we said we expect."""
 
     def receive(self, event: Event, *, now_s: float) -> Answer:
         """Take one event. Raises ProtocolError for an event that may not come here."""
@@ -157,6 +160,8 @@ class Exchange:
 
     def close(self, *, now_s: float) -> None:
         """The stream has ended, in whatever way. Idempotent."""
+        if self.state is State.PLACED and self._is_usual_untold:
+            self._take_for_answered(now_s)
         self.state = State.DONE
         self._drop_body()
         self._finish(now_s)
@@ -175,6 +180,15 @@ class Exchange:
         if mode is BodyMode.BUFFERED:
             return (ContinueRequestHeaders(is_stripped=any(name in event.headers for name in ROUTING_HEADERS)),)
         return ()
+
+    def _on_whole_request(self, event: RequestBody, now_s: float) -> Answer:
+        if event.head is None:
+            raise ProtocolError("a request's body before its headers")
+        if event.head.modes is not None:
+            self._modes = event.head.modes
+        self._request = event.head
+        self.state = State.BUFFER_BODY
+        return self._on_request_body(event, now_s)
 
     def _on_request_body(self, event: RequestBody, now_s: float) -> Answer:
         size_bytes = len(event.body)
@@ -211,6 +225,9 @@ class Exchange:
         self._placed = event
         body, self._trailing = self._trailing, None
         assert self._request is not None, "the headers come first"
+        self._is_usual_untold = self._request.is_usual_untold and not (
+            event.is_first_token_wanted or event.is_id_wanted or self._settings.is_conformance_test
+        )
         route = Route(
             phase=self._phase,
             destination=event.destination,
@@ -218,6 +235,7 @@ class Exchange:
             is_rank_removed=event.rank is None and RANK_HEADER in self._request.headers,
             content_length=None if body is None else len(body),
             is_route_cache_cleared=self._settings.is_route_cache_cleared,
+            expected=event.destination.partition(",")[0] if self._is_usual_untold else None,
         )
         steps: list[Reply] = [route]
         if body is not None:
@@ -329,6 +347,12 @@ class Exchange:
         self._finish(now_s)
         return (ContinueResponseTrailers(),)
 
+    def _take_for_answered(self, now_s: float) -> None:
+        """No word came of the response: it was the usual one, or the client left before it; both end alike."""
+        if self._reservation_id is not None and self._placed is not None and not self._placed.is_streamed:
+            # As at a document's headers. Of an event stream the engine's own events tell the first token.
+            self._ledger.first_token(self._reservation_id, now_s=now_s)
+
     # After the end.
 
     def _on_nothing(self, event: Event, now_s: float) -> Answer:
@@ -367,6 +391,8 @@ _Handler = Callable[[Exchange, Any, float], Answer]
 
 _TRANSITIONS: dict[tuple[State, type], _Handler] = {
     (State.AWAIT_HEADERS, RequestHeaders): Exchange._on_request_headers,
+    # A gateway may be set to tell of the headers together with the whole body.
+    (State.AWAIT_HEADERS, RequestBody): Exchange._on_whole_request,
     # The gateway answered before it asked us (another filter refused the request): nothing is reserved.
     (State.AWAIT_HEADERS, ResponseHeaders): Exchange._on_response_headers,
     (State.BUFFER_BODY, RequestBody): Exchange._on_request_body,

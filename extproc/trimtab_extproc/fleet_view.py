@@ -14,9 +14,12 @@ from typing import Protocol
 import numpy as np
 
 from trimtab_core.chunks import U32, U64
+from trimtab_core.extra_terms import ORDINARY_MILLI
+from trimtab_core.hotspot import HotspotSettings
 from trimtab_core.model_card import ModelCard
 from trimtab_core.placement import Bools
 from trimtab_core.scheduler import Scheduler
+from trimtab_extproc.class_terms import ClassTerms
 from trimtab_extproc.endpoint_table import EndpointTable
 from trimtab_extproc.model_view import ModelView, build_view
 from trimtab_state import ControlDocument, Heartbeat, Policy
@@ -29,6 +32,8 @@ FORGET_AFTER_S = 30.0
 """How long an endpoint that nobody names any more keeps its slot: late entries of the logs would open it again."""
 
 
+REQUESTS_MAX = 1 << 24
+"""On one endpoint, as it says, and of one reservation of a peer: sums of them with their weights fit in 64 bits."""
 NOWHERE = -1
 """For the scheduler: none of the slots."""
 
@@ -36,7 +41,7 @@ NOWHERE = -1
 class FirstTokens(Protocol):
     """Who wants to know that the KV events showed first tokens of our own reservations."""
 
-    def seen(self, reservation_ids: Iterable[int]) -> None: ...
+    def seen(self, reservation_ids: Iterable[int], *, now_s: float) -> None: ...
 
 
 class FleetView:
@@ -50,6 +55,8 @@ class FleetView:
         self._first_tokens = first_tokens
         self._clock = clock
         self._control: ControlDocument | None = None
+        self.class_terms = ClassTerms(table)
+        """What each class of requests adds to the terms of the endpoints."""
         self._members: dict[str, bool] = {}
         """Names in the control document, and whether each is draining there."""
         self._heartbeats: dict[str, Heartbeat] = {}
@@ -80,6 +87,11 @@ class FleetView:
     def policy(self) -> Policy:
         """How to place; the default while nobody said."""
         return self._control.policy if self._control is not None else Policy()
+
+    @property
+    def control_version(self) -> int:
+        """Of the control document that is followed; 0: there was none yet."""
+        return self._control.version if self._control is not None else 0
 
     def view(self, model: str | None) -> ModelView:
         """The pool for a model's name. None, and any name that no endpoint lists, is the engine's own default: so
@@ -153,6 +165,7 @@ class FleetView:
                 del self._orphans_since_s[name]
                 self._unsynced.discard(name)
                 self._table.forget(name)
+                self.class_terms.forget()
                 self._forget_views()
 
     # What the shared state tells (trimtab_state.PoolSink).
@@ -170,6 +183,8 @@ class FleetView:
         self._members = {spec.name: spec.draining for spec in document.endpoints}
         for name in self._members:
             self._table.open(name)
+        self.class_terms.on_control(document)
+        self._scheduler.watch_hotspots(_hotspot_settings(document.policy))
         self._forget_views()
 
     def on_heartbeat(self, heartbeat: Heartbeat) -> None:
@@ -178,6 +193,7 @@ class FleetView:
             return
         before = self._heartbeats.get(heartbeat.endpoint)
         self._heartbeats[heartbeat.endpoint] = heartbeat
+        self.class_terms.on_heartbeat(heartbeat)
         if (
             before is None
             or before.state != heartbeat.state
@@ -195,6 +211,7 @@ class FleetView:
 
     def on_heartbeat_gone(self, endpoint: str) -> None:
         last, slot = self._heartbeats.pop(endpoint, None), self._slot(endpoint)
+        self.class_terms.on_heartbeat_gone(endpoint)
         if last is not None and slot is not None:
             self._forget_views()
             # Nobody would ever correct the requests that it counted beyond ours.
@@ -203,7 +220,7 @@ class FleetView:
     def _report(self, slot: int, heartbeat: Heartbeat, *, requests: int) -> None:
         self._scheduler.report(
             slot,
-            requests=requests,
+            requests=min(requests, REQUESTS_MAX),
             block_tokens=heartbeat.block_tokens,
             kv_capacity_tokens=heartbeat.kv_capacity_tokens,
             now_s=self._clock(),
@@ -243,12 +260,28 @@ class FleetView:
             self._unsynced.add(endpoint)
 
     def on_peer_reserve(
-        self, incarnation: int, reservation_id: int, endpoint: str, p_tokens: int, batch: int, hashes: U64, tokens: U32
+        self,
+        incarnation: int,
+        reservation_id: int,
+        endpoint: str,
+        p_tokens: int,
+        batch: int,
+        hashes: U64,
+        tokens: U32,
+        weight_milli: int = ORDINARY_MILLI,
     ) -> None:
         slot = self._slot(endpoint)
         if slot is not None:
             self._scheduler.peer_reserve(
-                incarnation, reservation_id, slot, p_tokens, batch, hashes, tokens, self._clock()
+                incarnation,
+                reservation_id,
+                slot,
+                p_tokens,
+                min(batch, REQUESTS_MAX),
+                hashes,
+                tokens,
+                self._clock(),
+                weight_milli,
             )
 
     def on_peer_first_token(self, incarnation: int, reservation_id: int) -> None:
@@ -273,4 +306,10 @@ class FleetView:
 
     def _seen(self, reservation_ids: U64) -> None:
         if len(reservation_ids):
-            self._first_tokens.seen(reservation_ids.tolist())
+            self._first_tokens.seen(reservation_ids.tolist(), now_s=self._clock())
+
+
+def _hotspot_settings(policy: Policy) -> HotspotSettings | None:
+    if policy.hotspots == "off":
+        return None
+    return HotspotSettings(window_s=policy.hotspot_window_s, acts=policy.hotspots == "act")

@@ -6,12 +6,15 @@ right, everywhere else. A setting asks for one.
 """
 
 import importlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from trimtab_extproc import wire
 from trimtab_extproc.certificate import Certificate
 from trimtab_extproc.errors import ConfigError
+from trimtab_extproc.events import GatewayEvent
 from trimtab_extproc.health import Health
 from trimtab_extproc.processor import ExternalProcessor
 
@@ -77,6 +80,15 @@ def new_front(
     from trimtab_extproc.grpcio_front import GrpcioFront
 
     return GrpcioFront(settings=settings, health=health, processor=processor)
+
+
+def decoder(name: str) -> Callable[[bytes], GatewayEvent]:
+    """What reads the gateway's messages beside the server of that name."""
+    if name == NATIVE:
+        from trimtab_extproc import native_wire
+
+        return native_wire.decode
+    return wire.decode
 
 
 def _advice() -> str:

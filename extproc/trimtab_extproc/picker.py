@@ -6,8 +6,9 @@ not the request, which is then routed by load with the reason counted. It never 
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Set
 from dataclasses import dataclass
+from itertools import islice
 
 import msgspec
 import numpy as np
@@ -15,6 +16,7 @@ import numpy as np
 from trimtab_core.placement import I8, Bools, Placement, PlacementRequest, Prompt, Rejection
 from trimtab_core.scheduler import Scheduler
 from trimtab_extproc.decisions import REQUEST_ID_CHARS_MAX, Decision, DecisionLog
+from trimtab_extproc.eligibility import Eligibility, Group, overlap, without
 from trimtab_extproc.endpoint_table import Endpoint, EndpointTable
 from trimtab_extproc.errors import NotReady
 from trimtab_extproc.events import Placed, Refused
@@ -28,10 +30,16 @@ from trimtab_extproc.replies import Decide
 from trimtab_extproc.reservations import Reservations
 from trimtab_extproc.response_directory import ResponseDirectory
 from trimtab_extproc.telemetry import Telemetry
+from trimtab_extproc.waiting_room import WaitingRoom
+from trimtab_state.request_class import RequestClass
 
 log = logging.getLogger(__name__)
 
 TEST_SELECTION_HEADER = "test-epp-endpoint-selection"
+
+OVERTAKEN_GROUPS_MAX = 64
+"""Groups of waiting requests that a new one is compared with; where there are more, it waits for its turn."""
+KEPT = "kept free for a larger request"
 
 CANONICAL = Variant(digest=None, card=None, lora_name=None)
 """Rendered where no endpoint tells how it renders: no prefix is claimed then, but the size of the prompt counts."""
@@ -39,6 +47,8 @@ _GUESSED_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 _BUSY_MESSAGES = {
     "endpoints_full": "every endpoint of the pool is at its limit",
     "too_many_open": "the gateway has too many requests in progress",
+    "wait_over": "every endpoint of the pool is at its limit, and none became free in time",
+    "wait_queue_full": "every endpoint of the pool is at its limit, and too many requests wait already",
 }
 _NO_TEXT_REASONS = frozenset({"path", "content_type", "encoding"})
 
@@ -88,6 +98,7 @@ class Picker:
         self._scheduler = scheduler
         self._table = table
         self._fleet = fleet
+        self._eligible = Eligibility(fleet=fleet, table=table)
         self._reservations = reservations
         self._responses = responses
         self._offload = offload
@@ -95,6 +106,16 @@ class Picker:
         self._decisions = decisions
         self._settings = settings
         self._clock = clock
+        self.waiting: WaitingRoom[tuple[Decide, Prepared]] = WaitingRoom(
+            place=self._place_waiting,
+            keep=self._kept_for,
+            give_back=self._give_back,
+            endpoints_of=self._endpoints_of,
+            observer=telemetry,
+            clock=clock,
+        )
+        """Requests for which every endpoint is at its limit, where the policy lets them wait."""
+        reservations.on_freed = self.waiting.freed
 
     @property
     def is_ready(self) -> bool:
@@ -105,23 +126,108 @@ class Picker:
         """The same as `pick` without waiting: None where that cannot be had. Raises NotReady."""
         started_s = self._started_s()
         prepared = self._prepare_now(request)
-        return None if prepared is None else self._decided(request, prepared, started_s)
+        if prepared is None or self._is_behind_others(request, prepared):
+            return None
+        return self._decided(request, prepared, started_s)
 
     async def pick(self, request: Decide) -> Placed | Refused:
         """An endpoint, reserved, or the refusal to tell the client. Raises NotReady."""
         started_s = self._started_s()
         prepared = self._prepare_now(request) or await self._prepare(request)
-        return self._decided(request, prepared, started_s)
+        if not self._is_behind_others(request, prepared):
+            outcome = self._decided(request, prepared, started_s)
+            if outcome is not None:
+                return outcome
+        return await self._wait(request, prepared, started_s)
 
     def _started_s(self) -> float:
         if not self._fleet.is_ready:
             raise NotReady("the pool's members are not known yet")
         return self._clock()
 
-    def _decided(self, request: Decide, prepared: Prepared, started_s: float) -> Placed | Refused:
-        outcome = self._place(request, prepared, self._clock())
-        self._telemetry.decided(seconds=self._clock() - started_s)
+    def _decided(self, request: Decide, prepared: Prepared, started_s: float) -> Placed | Refused | None:
+        hashed_s = self._clock()
+        outcome = self._place(request, prepared, hashed_s)
+        if outcome is not None:  # else nothing is decided yet, and it will be tried again
+            ended_s = self._clock()
+            self._telemetry.decided(seconds=ended_s - started_s, scheduler_seconds=ended_s - hashed_s)
         return outcome
+
+    # Where every endpoint is at its limit.
+
+    def _is_behind_others(self, request: Decide, prepared: Prepared) -> bool:
+        """Whether it might overtake requests that wait for an endpoint that could take it."""
+        if not len(self.waiting) or not self._fleet.policy.overflow.wait_s:
+            return False
+        groups = list(islice(self.waiting.waited_for, OVERTAKEN_GROUPS_MAX))
+        group = self._group(request, prepared)
+        if group in groups or len(groups) == OVERTAKEN_GROUPS_MAX:
+            return True
+        own = self._eligible.of(group)
+        if self._priority(request, prepared) < 0:
+            # It would be refused: where it has more to choose from than they, others may well be free.
+            return any(np.array_equal(own, self._waited_for(other)) for other in groups)
+        return any(overlap(own, self._waited_for(other)) for other in groups)
+
+    def _priority(self, request: Decide, prepared: Prepared) -> int:
+        return self._fleet.class_terms.classes.of(request.headers, prepared.parsed.model).priority
+
+    def _group(self, request: Decide, prepared: Prepared, view: ModelView | None = None) -> Group:
+        headers, is_test = request.headers, self._settings.is_conformance_test
+        model = prepared.parsed.model
+        view = view or self._fleet.view(model)
+        return Group(
+            model=model if view.model_label == model else None,
+            subset=request.subset,
+            holder=prepared.holder,
+            wanted=headers.get(TEST_SELECTION_HEADER) if is_test else None,
+        )
+
+    def _waited_for(self, group: Hashable) -> Bools:
+        assert isinstance(group, Group), "the waiting room has no others"
+        return self._eligible.of(group)
+
+    def _endpoints_of(self, group: Hashable) -> bytes:
+        return self._waited_for(group).tobytes()
+
+    def _kept_for(self, ticket: tuple[Decide, Prepared]) -> int | None:
+        """Of the endpoints that could take it the one with the fewest requests: the next to have room for it."""
+        candidates = np.flatnonzero(self._eligible.of(self._group(*ticket)))
+        if not len(candidates):
+            return None
+        load = self._scheduler.load()
+        return int(candidates[np.argmin((load.requests + load.external)[candidates])])
+
+    async def _wait(self, request: Decide, prepared: Prepared, started_s: float) -> Placed | Refused:
+        priority = self._priority(request, prepared)
+        if priority < 0:
+            return self._refused("endpoints_full", self._scheduler.settings.retry_after_s, is_restricted=False)
+        outcome = await self.waiting.wait(
+            (request, prepared),
+            group=self._group(request, prepared),
+            tenant=self._fleet.class_terms.classes.tenant(request.headers),
+            priority=priority,
+            size=prepared.parsed.sequences,
+            since_s=started_s,
+            overflow=self._fleet.policy.overflow,
+        )
+        if not isinstance(outcome, str):
+            return outcome
+        return self._refused(outcome, self._scheduler.settings.retry_after_s, is_restricted=False)
+
+    def _place_waiting(
+        self, ticket: tuple[Decide, Prepared], now_s: float, waited_s: float, kept: Set[int]
+    ) -> Placed | Refused | None:
+        started_s = self._clock()
+        outcome = self._place(*ticket, now_s, waited_s=waited_s, kept=kept)
+        if outcome is not None:
+            took_s = self._clock() - started_s
+            self._telemetry.decided(seconds=took_s, scheduler_seconds=took_s)
+        return outcome
+
+    def _give_back(self, placed: Placed) -> None:
+        """Nobody is there any more to use it."""
+        self._reservations.finished(placed.reservation_id, now_s=self._clock())
 
     # Before the choice.
 
@@ -177,11 +283,28 @@ class Picker:
 
     # The choice.
 
-    def _place(self, request: Decide, prepared: Prepared, now_s: float) -> Placed | Refused:
+    def _place(
+        self,
+        request: Decide,
+        prepared: Prepared,
+        now_s: float,
+        *,
+        waited_s: float = 0.0,
+        kept: Set[int] = frozenset(),
+    ) -> Placed | Refused | None:
+        """None: every endpoint is at its limit, and the policy lets the request wait. `kept`: slots that are kept free
+        for larger ones that wait."""
         parsed = prepared.parsed
         view = self._fleet.view(parsed.model)
-        candidates, is_restricted = self._candidates(request, prepared, view)
+        class_terms = self._fleet.class_terms
+        request_class = class_terms.classes.of(request.headers, parsed.model)
+        group = self._group(request, prepared, view)
+        allowed = candidates = self._eligible.of(group, view)
         policy = self._fleet.policy
+        if kept and policy.overflow.wait_s > 0:
+            candidates = without(allowed, kept)
+            if allowed.any() and not candidates.any():
+                return None
         variant_of_slot = _variants_of_slots(view, prepared)
         outcome = self._scheduler.place(
             PlacementRequest(
@@ -194,13 +317,21 @@ class Picker:
                 cache_reads=parsed.cache_reads,
                 policy=policy.policy,
                 batch_max=policy.batch_limit,
+                extra=class_terms.of(request_class),
             ),
             now_s,
         )
         if isinstance(outcome, Rejection):
-            return self._refused(outcome.reason, outcome.retry_after_s, is_restricted=is_restricted)
+            if outcome.reason == "endpoints_full" and policy.overflow.wait_s > 0:
+                return None
+            return self._refused(outcome.reason, outcome.retry_after_s, is_restricted=group.is_restricted)
+        excluded = _excluded(view, allowed)
+        if candidates is not allowed:
+            excluded = {**dict.fromkeys(np.flatnonzero(allowed & ~candidates).tolist(), KEPT), **excluded}
         try:
-            return self._booked(outcome, request, prepared, view, candidates, variant_of_slot, now_s)
+            return self._booked(
+                outcome, request, prepared, view, candidates, excluded, variant_of_slot, now_s, request_class, waited_s
+            )
         except BaseException:
             # Nobody would ever end it: the exchange has not heard of it.
             self._reservations.finished(outcome.reservation_id, now_s=now_s)
@@ -214,8 +345,11 @@ class Picker:
         prepared: Prepared,
         view: ModelView,
         candidates: Bools,
+        excluded: Mapping[int, str],
         variant_of_slot: I8,
         now_s: float,
+        request_class: RequestClass,
+        waited_s: float,
     ) -> Placed:
         """Tell everybody of the choice: the others, the metrics, whoever asks for decisions."""
         parsed = prepared.parsed
@@ -228,7 +362,14 @@ class Picker:
             detail = prepared.renderings[variant].reason
             if detail and reason is None:
                 reason = "not_rendered"
-        self._reservations.opened(outcome, endpoint, batch=parsed.sequences, model_label=view.model_label)
+        self._reservations.opened(
+            outcome,
+            endpoint,
+            batch=parsed.sequences,
+            model_label=view.model_label,
+            now_s=now_s,
+            weight_milli=request_class.weight_milli,
+        )
         # Without a prompt (a list of models, say) there is nothing to know, and no first token to wait for.
         is_blind = reason is not None and bool(prepared.prompts)
         self._telemetry.placed(outcome, approximate_reason=reason if is_blind else None, model_label=view.model_label)
@@ -243,8 +384,10 @@ class Picker:
                 approximate=reason,
                 approximate_detail=detail,
                 candidates=candidates,
-                excluded=_excluded(view, candidates),
+                excluded=excluded,
                 policy=self._fleet.policy.policy,
+                request_class=request_class.name,
+                waited_s=waited_s,
             )
         )
         return Placed(
@@ -254,25 +397,8 @@ class Picker:
             rank=endpoint.rank,
             is_first_token_wanted=is_blind,
             is_id_wanted=parsed.kind is Kind.RESPONSES,
+            is_streamed=parsed.stream,
         )
-
-    def _candidates(self, request: Decide, prepared: Prepared, view: ModelView) -> tuple[Bools, bool]:
-        """Who may be chosen, and whether the request itself narrowed that down."""
-        candidates, is_restricted = view.candidates, False
-        if prepared.holder is not None and self._fleet.is_holding(prepared.holder):
-            holder = self._table.named(prepared.holder)
-            if holder is not None:
-                # It may be draining: what it holds it must still answer.
-                candidates = np.zeros(self._scheduler.slot_count, dtype=np.bool_)
-                candidates[holder.slot] = True
-        if request.subset is not None:
-            candidates, is_restricted = self._fleet.restricted(candidates, request.subset), True
-        if self._settings.is_conformance_test:
-            wanted = request.headers.get(TEST_SELECTION_HEADER)
-            if wanted is not None:
-                places = [place.strip() for place in wanted.split(",")]
-                candidates, is_restricted = self._fleet.restricted(candidates, places), True
-        return candidates, is_restricted
 
     def _destination(self, endpoint: Endpoint, alternatives: tuple[int, ...]) -> str:
         """The choice and the fallbacks for the gateway's retries: only those that the same rank header suits."""

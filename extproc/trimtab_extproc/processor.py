@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from trimtab_extproc.body_budget import BodyBudget
 from trimtab_extproc.errors import NotReady, ProtocolError
-from trimtab_extproc.events import Placed, Refused, RequestHeaders
+from trimtab_extproc.events import GatewayEvent, Placed, Refused, RequestHeaders
 from trimtab_extproc.exchange import Exchange, ExchangeSettings, Ledger
 from trimtab_extproc.grpc_status import Code, Status
 from trimtab_extproc.picker import Picker
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class ExternalProcessor:
-    """Opens conversations and counts them. `clock` is monotonic, in seconds."""
+    """Opens conversations and counts them. `clock` is monotonic, in seconds; `decode` reads the gateway's messages."""
 
     def __init__(
         self,
@@ -33,6 +33,7 @@ class ExternalProcessor:
         settings: ExchangeSettings,
         budget: BodyBudget,
         clock: Callable[[], float],
+        decode: Callable[[bytes], GatewayEvent] = decode,
     ) -> None:
         self.picker = picker
         self.ledger = ledger
@@ -40,6 +41,7 @@ class ExternalProcessor:
         self.settings = settings
         self.budget = budget
         self.clock = clock
+        self.decode = decode
         self.in_flight_count = 0
 
     def open(self) -> "Conversation":
@@ -80,7 +82,7 @@ class Conversation:
         """The replies to one message; None: they have to be awaited, by `choose`, before the next message."""
         processor = self._processor
         now_s = processor.clock()
-        event = decode(data)
+        event = processor.decode(data)
         if type(event) is RequestHeaders and not processor.picker.is_ready:
             # Before a byte of the body has passed the gateway can still go on without us.
             raise NotReady("the pool's members are not known yet")

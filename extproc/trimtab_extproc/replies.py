@@ -52,6 +52,8 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     content_length: int | None
     """Set where the body is sent on by us, so that the header says what we send; None: leave it as it is."""
     is_route_cache_cleared: bool
+    expected: str | None = None
+    """`ip:port`: a success from there is the usual, and the gateway need not tell us of it."""
 
 
 class RequestBodyChunk(msgspec.Struct, frozen=True, kw_only=True):

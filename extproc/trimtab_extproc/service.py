@@ -21,17 +21,29 @@ from trimtab_extproc.endpoint_table import EndpointTable
 from trimtab_extproc.errors import ConfigError
 from trimtab_extproc.exchange import ExchangeSettings
 from trimtab_extproc.fleet_view import FleetView
-from trimtab_extproc.front import Front, FrontSettings, choose, new_front
+from trimtab_extproc.front import Front, FrontSettings, choose, decoder, new_front
 from trimtab_extproc.health import Health
+from trimtab_extproc.hotspot_metrics import HotspotCollector
+from trimtab_extproc.hotspot_watch import HotspotWatch
 from trimtab_extproc.offload import Offload
 from trimtab_extproc.picker import Picker, PickerSettings
 from trimtab_extproc.pool_report import PoolReport
 from trimtab_extproc.processor import ExternalProcessor
 from trimtab_extproc.reservations import Reservations
 from trimtab_extproc.response_directory import ResponseDirectory
+from trimtab_extproc.round_trips import RoundTrips
 from trimtab_extproc.settings import Settings
 from trimtab_extproc.telemetry import Telemetry
-from trimtab_state import LoadPublisher, PoolFollower, PoolKeys, ResponseMap, StateUnavailable, Store, connect
+from trimtab_state import (
+    AlarmWriter,
+    LoadPublisher,
+    PoolFollower,
+    PoolKeys,
+    ResponseMap,
+    StateUnavailable,
+    Store,
+    connect,
+)
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +82,8 @@ class Service:
             scheduler=scheduler, table=table, observer=self._telemetry, responses=self._responses
         )
         self._fleet = FleetView(scheduler=scheduler, table=table, first_tokens=self.reservations, clock=clock)
+        class_terms = self._fleet.class_terms
+        self._round_trips = RoundTrips(addresses=lambda: class_terms.addresses, tell=class_terms.on_round_trips)
         self._publisher = LoadPublisher(
             self._store,
             keys,
@@ -80,7 +94,7 @@ class Service:
         self._follower = PoolFollower(self._store, keys, self._fleet, own_incarnations=self._publisher.own_incarnations)
         decisions = DecisionLog(name_of=lambda slot: None if (found := table.at_slot(slot)) is None else found.name)
         self._offload = Offload()
-        picker = Picker(
+        self._picker = picker = Picker(
             scheduler=scheduler,
             table=table,
             fleet=self._fleet,
@@ -101,6 +115,17 @@ class Service:
         self._telemetry.watch(report.gauges)
         self._telemetry.watch_counts(self._counts)
         self._telemetry.watch_log_lag(lambda: self._follower.log_lag_s(self._clock()))
+        self._telemetry.watch_waiting(lambda: len(picker.waiting))
+        self._hotspots = HotspotWatch(
+            view=scheduler.hotspots,
+            window_s=lambda: self._fleet.policy.hotspot_window_s,
+            writer=AlarmWriter(self._store, keys),
+            replica=lambda: self._publisher.incarnation,
+            clock=clock,
+        )
+        pool = (settings.pool_name, settings.pool_namespace)
+        self._telemetry.registry.register(HotspotCollector(pool, scheduler.hotspots, lambda: self._hotspots.written))
+        self._telemetry.watch_replicas(lambda: 1 + len(self._follower.load.peers))
         self._admin = Admin(telemetry=self._telemetry, decisions=decisions, report=report, clock=clock)
         self._processor = ExternalProcessor(
             picker=picker,
@@ -114,6 +139,7 @@ class Service:
             ),
             budget=BodyBudget(settings.bodies_bytes_max),
             clock=clock,
+            decode=decoder(self._front_name),
         )
         self._health = Health()
 
@@ -135,6 +161,8 @@ class Service:
                     tasks.create_task(self._follower.run(), name="follower"),
                     tasks.create_task(self._publisher.run(), name="publisher"),
                     tasks.create_task(self._pass_time(), name="time"),
+                    tasks.create_task(self._round_trips.run(), name="round trips"),
+                    tasks.create_task(self._hotspots.run(), name="hotspots"),
                 ]
                 await self._stopping.wait()
                 await self._drain(main)
@@ -170,7 +198,9 @@ class Service:
     async def _serve_admin(self) -> web.AppRunner:
         runner = web.AppRunner(self._admin.application(), access_log=None)
         await runner.setup()
-        site = web.TCPSite(runner, self._settings.bind, self._settings.metrics_port)
+        # By itself a socket of `::` takes IPv6 alone here; without a host there is one for each family.
+        host = None if self._settings.bind == "::" else self._settings.bind
+        site = web.TCPSite(runner, host, self._settings.metrics_port)
         try:
             await site.start()
         except OSError as error:
@@ -190,6 +220,7 @@ class Service:
             "leases": follower.leases,
             "malformed": follower.malformed,
             "leases_lost": self._publisher.leases_lost,
+            "load_dropped": self._publisher.dropped,
         }
 
     async def _pass_time(self) -> None:
@@ -198,7 +229,8 @@ class Service:
         while True:
             now_s = self._clock()
             self._telemetry.ticked(late_s=max(0.0, now_s - due_s))
-            self.reservations.seen(self._scheduler.advance(now_s).tolist())
+            self.reservations.assumed(self._scheduler.advance(now_s).tolist())
+            self._picker.waiting.advance(now_s)
             if now_s - swept_s >= SWEEP_S:
                 swept_s = now_s
                 self._fleet.sweep(now_s)

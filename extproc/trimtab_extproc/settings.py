@@ -6,6 +6,7 @@ refused by name, with what to do instead.
 
 import argparse
 import re
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,7 +71,8 @@ class Settings:
     secret: bytes
     """The install's secret, which keys the hashes of prompts. The same in all processes."""
     bind: str = "0.0.0.0"
-    """Address of the three ports. Default: all of IPv4."""
+    """Address of the three ports; `::` takes IPv4 as well. Without the flag: all of both families, as far as the
+    machine has them."""
     grpc_port: int = 9002
     """ext_proc. 0: any free port; which one is in the log."""
     grpc_health_port: int = 9003
@@ -123,7 +125,7 @@ def parse_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> 
         pool_namespace=options.pool_namespace,
         store_url=store_url,
         secret=_secret(options.secret_file, environment),
-        bind=options.bind,
+        bind=options.bind or _everywhere(),
         grpc_port=options.grpc_port,
         grpc_health_port=options.grpc_health_port,
         metrics_port=options.metrics_port,
@@ -160,7 +162,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--pool-namespace", default="default", help="its namespace (default: default)")
     add("--store", default="", metavar="URL", help="the shared state's URL [TRIMTAB_STORE]")
     add("--secret-file", type=Path, metavar="FILE", help="file with the install's secret [TRIMTAB_SECRET: the secret]")
-    add("--bind", default="0.0.0.0", metavar="ADDRESS", help="address to listen on (default: 0.0.0.0)")
+    add("--bind", default="", metavar="ADDRESS", help="address to listen on (default: all, of IPv4 and IPv6)")
     add("--grpc-port", type=_port, default=9002, help="ext_proc (default: 9002)")
     add("--grpc-health-port", type=_port, default=9003, help="gRPC health (default: 9003)")
     add("--metrics-port", type=_port, default=9090, help="HTTP /metrics, /decisions, /state (default: 9090)")
@@ -247,6 +249,10 @@ def _front(name: str) -> str:
     if name not in FRONTS:
         raise ConfigError(f"--front (or TRIMTAB_FRONT): {name!r} is none of {', '.join(FRONTS)}")
     return name
+
+
+def _everywhere() -> str:
+    return "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
 
 
 def _secret(file: Path | None, environment: Mapping[str, str]) -> bytes:

@@ -52,19 +52,30 @@ SUBSET_KEY = "x-gateway-destination-endpoint-subset"
 LB_NAMESPACE = "envoy.lb"
 SERVED_KEY = "x-gateway-destination-endpoint-served"
 SERVED_ATTRIBUTE = "upstream.address"
+EXPECTED_KEY = "trimtab.expected-endpoint"
+"""Metadata: the endpoint of whose success a gateway that heeds it need not tell us."""
+USUAL_UNTOLD_ATTRIBUTE = "'trimtab.usual-response-untold'"
+"""What a gateway that heeds it says of itself: a constant, so its name is all that it has to say."""
 CONFORMANCE_SERVED_HEADER = "x-conformance-test-served-endpoint"
 
 ROUTES_KEPT_MAX = 4_096
 """Answers that are kept: a pool has few destinations, with their fallbacks."""
 
 _OVERWRITE = base_pb2.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
-_MODES = {
+MODES = {
     processing_mode_pb2.ProcessingMode.NONE: BodyMode.NONE,
     processing_mode_pb2.ProcessingMode.STREAMED: BodyMode.STREAMED,
     processing_mode_pb2.ProcessingMode.BUFFERED: BodyMode.BUFFERED,
     processing_mode_pb2.ProcessingMode.BUFFERED_PARTIAL: BodyMode.BUFFERED,
     processing_mode_pb2.ProcessingMode.FULL_DUPLEX_STREAMED: BodyMode.DUPLEX,
 }
+_HEADER_OF_ATTRIBUTE = {
+    "request.method": ":method",
+    "request.path": ":path",
+    "request.id": "x-request-id",
+}
+"""What a gateway can tell in place of the request's headers, besides each header by its name."""
+_HEADER_ATTRIBUTE = ("request.headers['", "']")
 _RESPONSE_HEADERS = frozenset({":status", "content-type", "content-encoding"})
 _ERROR_TYPES = {413: "invalid_request_error", 429: "rate_limit_error"}
 
@@ -92,12 +103,41 @@ def _request_headers(message: Any) -> RequestHeaders:
         end_of_stream=part.end_of_stream,
         modes=_modes(message),
         subset=_subset(message),
+        is_usual_untold=_is_usual_untold(message),
     )
 
 
 def _request_body(message: Any) -> RequestBody:
     part = message.request_body
-    return RequestBody(body=part.body, end_of_stream=part.end_of_stream or part.end_of_stream_without_message)
+    return RequestBody(
+        body=part.body,
+        end_of_stream=part.end_of_stream or part.end_of_stream_without_message,
+        head=_head(message) if message.attributes else None,
+    )
+
+
+def _head(message: Any) -> RequestHeaders:
+    """The request's headers as attributes of its body."""
+    before, after = _HEADER_ATTRIBUTE
+    headers = {}
+    for attributes in message.attributes.values():
+        for attribute, value in attributes.fields.items():
+            name = _HEADER_OF_ATTRIBUTE.get(attribute)
+            if name is None and attribute.startswith(before) and attribute.endswith(after):
+                name = attribute[len(before) : -len(after)]
+            if name is not None and value.string_value:
+                headers[name] = value.string_value
+    return RequestHeaders(
+        headers=headers,
+        end_of_stream=False,
+        modes=_modes(message),
+        subset=_subset(message),
+        is_usual_untold=_is_usual_untold(message),
+    )
+
+
+def _is_usual_untold(message: Any) -> bool:
+    return any(USUAL_UNTOLD_ATTRIBUTE in attributes.fields for attributes in message.attributes.values())
 
 
 def _request_trailers(message: Any) -> RequestTrailers:
@@ -111,14 +151,22 @@ def _response_headers(message: Any) -> ResponseHeaders:
         for header in part.headers.headers
         if (name := header.key.lower()) in _RESPONSE_HEADERS
     }
-    status = wanted.get(":status", "")
+    served, modes = _served(message), _modes(message)
+    return response_headers(wanted, end_of_stream=part.end_of_stream, served=served, modes=modes)
+
+
+def response_headers(
+    headers: Mapping[str, str], *, end_of_stream: bool, served: str | None, modes: BodyModes | None
+) -> ResponseHeaders:
+    """What the picker needs of a response's headers."""
+    status = headers.get(":status", "")
     return ResponseHeaders(
         status=int(status) if len(status) == 3 and status.isascii() and status.isdecimal() else 0,
-        content_type=wanted.get("content-type", "").lower(),
-        content_encoding=wanted.get("content-encoding", ""),
-        end_of_stream=part.end_of_stream,
-        served=_served(message),
-        modes=_modes(message),
+        content_type=headers.get("content-type", "").lower(),
+        content_encoding=headers.get("content-encoding", ""),
+        end_of_stream=end_of_stream,
+        served=served,
+        modes=modes,
     )
 
 
@@ -145,7 +193,7 @@ def _modes(message: Any) -> BodyModes | None:
     if not message.HasField("protocol_config"):
         return None
     config = message.protocol_config
-    request, response = _MODES.get(config.request_body_mode), _MODES.get(config.response_body_mode)
+    request, response = MODES.get(config.request_body_mode), MODES.get(config.response_body_mode)
     if request is None or response is None:
         raise ProtocolError(f"body modes {config.request_body_mode} and {config.response_body_mode} are not supported")
     return BodyModes(request=request, response=response)
@@ -211,6 +259,11 @@ def _route(reply: Route) -> bytes:
     message = ext_proc.ProcessingResponse()
     lb = message.dynamic_metadata.fields[LB_NAMESPACE].struct_value
     lb.fields[DESTINATION].string_value = reply.destination
+    if reply.rank is not None and reply.phase is not Phase.HEADERS:
+        # A gateway that showed no headers lets none be changed: it makes a header of this.
+        lb.fields[RANK_HEADER].string_value = str(reply.rank)
+    if reply.expected is not None:
+        lb.fields[EXPECTED_KEY].string_value = reply.expected
     if reply.phase is Phase.TRAILERS:
         # Trailers cannot change the request's headers: there the metadata alone carries the choice.
         message.request_trailers.SetInParent()

@@ -7,7 +7,7 @@ import asyncio
 import os
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,8 @@ class EmulatorSettings:
     answer_tokens_min: int = 64
     answer_tokens_max: int = 512
     tokenizer_as_filed: bool = False
+    expert_costs: Mapping[int, float] = field(default_factory=dict)
+    """What the metrics page says of each expert; those that it leaves out cost 1."""
     engine: EngineSettings = field(default_factory=EngineSettings)
     step_time: StepTime = field(default_factory=StepTime)
 
@@ -210,6 +212,7 @@ class EmulatedEngine:
             lora_names=self.settings.lora_names,
             lora_running=sorted(running),
             lora_waiting=sorted(waiting),
+            expert_costs=self.settings.expert_costs,
             now_s=time.time(),
         )
 

@@ -26,6 +26,7 @@ from trimtab_lab.engine_request import (
     StepPlan,
 )
 from trimtab_lab.engine_settings import EngineSettings
+from trimtab_lab.expert_parallel import ExpertParallel
 from trimtab_lab.step_time import StepTime
 from trimtab_lab.token_chain import TokenChain
 
@@ -57,9 +58,16 @@ class _Scheduled:
 class EngineModel:
     """One engine (or one data-parallel rank of one)."""
 
-    def __init__(self, settings: EngineSettings | None = None, step_time: StepTime | None = None) -> None:
+    def __init__(
+        self,
+        settings: EngineSettings | None = None,
+        step_time: StepTime | None = None,
+        experts: ExpertParallel | None = None,
+    ) -> None:
+        """`experts`: of a mixture-of-experts model; None: a dense one."""
         self.settings = settings or EngineSettings()
         self.step_time = step_time or StepTime()
+        self.experts = experts
         self.epoch = 0
         self._root = sha256(self.settings.hash_seed.encode()).digest()
         self._start_empty()
@@ -152,9 +160,13 @@ class EngineModel:
             else:
                 prefill_chunks.append((tokens, live.computed_tokens))
             live.computed_tokens += tokens
+        duration_s = self.step_time.duration_s(prefill_chunks=prefill_chunks, decode_contexts=decode_contexts)
+        if self.experts is not None:
+            slowdown = self.experts.slowdown((tokens, live.request.experts) for live, tokens in work)
+            duration_s = self.step_time.base_s + (duration_s - self.step_time.base_s) * slowdown
         plan = StepPlan(
             started_s=now_s,
-            duration_s=self.step_time.duration_s(prefill_chunks=prefill_chunks, decode_contexts=decode_contexts),
+            duration_s=duration_s,
             prefill_tokens=sum(tokens for tokens, _ in prefill_chunks),
             decode_requests=len(decode_contexts),
             preempted=tuple(live.request.request_id for live in preempted),

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from trimtab_lab.expert_parallel import Mix
 from trimtab_lab.kv_events import KvEvent
 from trimtab_lab.token_chain import LoraAdapter
 
@@ -41,6 +42,8 @@ class EngineRequest:
     """False: computes all of its prompt, as `prompt_logprobs` asks for; its blocks become reusable all the same."""
     prefill_only: bool = False
     """True: no token is sampled; done when the prompt is computed (embeddings)."""
+    experts: Mix | None = None
+    """Of a mixture-of-experts model: which experts its tokens go to; None: all alike."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

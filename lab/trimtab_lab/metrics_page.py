@@ -1,7 +1,7 @@
 """The `/metrics` page of an emulated engine, under vLLM's names, in Prometheus' text format.
 
-The one rule: a metric that is here is called, labelled and counted as vLLM 0.32 does it. Written by hand since a page
-is scraped several times a second on a small machine.
+The one rule: a metric that is here is called, labelled and counted as vLLM 0.32 does it; but for the costs of experts,
+for which no engine has a metric yet. Written by hand since a page is scraped several times a second on a small machine.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,6 +35,7 @@ def metrics_page(
     lora_names: Sequence[str],
     lora_running: Sequence[str],
     lora_waiting: Sequence[str],
+    expert_costs: Mapping[int, float],
     now_s: float,
 ) -> str:
     page = _Page()
@@ -145,6 +146,13 @@ def metrics_page(
             "waiting_lora_adapters": ",".join(lora_waiting),
         }
         page.sample("vllm:lora_requests_info", labels, now_s)
+    if expert_costs:
+        each(
+            "trimtab:expert_cost_ratio",
+            "gauge",
+            "Time of a token through an expert, in parts of what it takes where experts are even.",
+            [(r.rank, {"expert": str(expert)}, cost) for r in ranks for expert, cost in expert_costs.items()],
+        )
     page.family("vllm:cache_config_info", "gauge", "Information of the LLMEngine CacheConfig")
     for r in ranks:
         page.sample("vllm:cache_config_info", _cache_config(r.rank, settings), 1.0)

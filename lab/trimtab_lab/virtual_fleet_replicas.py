@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from trimtab_core.chunks import U64
+from trimtab_core.hotspot import HotspotSettings, HotspotView
 from trimtab_core.placement import PlacementRequest, Prompt, Rejection
 from trimtab_core.selection import BlockChains, Scheduler
 from trimtab_core.settings import SchedulerSettings
@@ -61,13 +62,17 @@ class ReplicatedRouter:
         chunk_seed: int,
         root: int,
         tokens_per_byte: float,
+        hotspots: HotspotSettings | None = None,
     ) -> None:
+        self.policy = "product"
+        """How requests are placed from now on."""
         self._engines = engines
         self._prompts = prompts
         self._delays = delays
         self._rng = random.Random(seed)
         self._root = root
         self._tokens_per_byte = tokens_per_byte
+        self._hotspots = hotspots
         self._chains = [BlockChains(table, chunk_seed) for _ in engines]
         self._replicas = [self._started(seed + number, number) for number in range(replicas)]
         self._home: dict[str, _Replica] = {}
@@ -83,6 +88,7 @@ class ReplicatedRouter:
         scheduler = Scheduler(rng_seed=seed, settings=SchedulerSettings())
         for _ in self._engines:
             scheduler.add_slot()
+        scheduler.watch_hotspots(self._hotspots)
         return _Replica(scheduler=scheduler, incarnation=incarnation)
 
     # What happens to the fleet
@@ -96,6 +102,7 @@ class ReplicatedRouter:
             exact=self._slots,
             candidates=self._slots,
             tokens_per_byte=self._tokens_per_byte,
+            policy=self.policy,
         )
         placed = replica.scheduler.place(asked, now_s)
         if isinstance(placed, Rejection):
@@ -136,6 +143,10 @@ class ReplicatedRouter:
                     self._seen(replica, replica.scheduler.advance(next_s), next_s)
                 self._next_tick_s += TICK_S
 
+    def hotspots(self) -> list[HotspotView]:
+        """What each replica's detector knows."""
+        return [replica.scheduler.hotspots() for replica in self._replicas]
+
     def restart(self, number: int, now_s: float) -> None:
         """A replica ends without a word to those that it serves, and another takes its place: with what the snapshots
         and leases tell, and without what only the old one knew. Its peers drop the old one's reservations."""
@@ -150,7 +161,8 @@ class ReplicatedRouter:
             if peer is not old:
                 for record in peer.scheduler.open_reservations():
                     load = (record.slot, record.p_tokens, record.batch, record.sample_hashes, record.sample_tokens)
-                    new.scheduler.peer_reserve(peer.incarnation, record.reservation_id, *load, now_s)
+                    weight_milli = record.weight_milli
+                    new.scheduler.peer_reserve(peer.incarnation, record.reservation_id, *load, now_s, weight_milli)
 
                 def arrive(at_s: float, to: _Replica = peer) -> None:
                     to.scheduler.peer_drop(old.incarnation, at_s)

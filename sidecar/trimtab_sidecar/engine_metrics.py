@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from trimtab_sidecar.kv_sources import RANKS_MAX
 from trimtab_state.documents import BLOCK_TOKENS_MAX, COUNT_MAX
+from trimtab_state.request_class import COST_MILLI_MAX, EXPERTS_MAX
 
 METRICS_BYTES_MAX = 4 * 1024 * 1024
 """A larger dump is not read to its end."""
@@ -25,10 +26,15 @@ PAGE_TOKENS = ("sglang:page_size",)
 CAPACITY_TOKENS = ("sglang:max_total_num_tokens",)
 CACHE_INFO = ("vllm:cache_config_info",)
 SLEEP = ("vllm:engine_sleep_state",)
+EXPERT_COST = ("trimtab:expert_cost_ratio",)
+"""Time of a token through one expert, in parts of what it takes where all experts are even. No engine has it of itself
+yet; whoever measures it can put it on the engine's page."""
+COST_STEP_MILLI = 50
+"""Costs are told in steps, so that what is measured anew all the time is not another one each time."""
 PROCESS_START = ("process_start_time_seconds",)
 WANTED = (
     *RUNNING, *WAITING, *KV_USAGE, *PROMPT_TOKENS, *GENERATION_TOKENS, *CACHE_QUERIES, *CACHE_HITS, *PAGE_TOKENS,
-    *CAPACITY_TOKENS, *CACHE_INFO, *SLEEP, *PROCESS_START,
+    *CAPACITY_TOKENS, *CACHE_INFO, *SLEEP, *EXPERT_COST, *PROCESS_START,
 )  # fmt: skip
 _line = re.compile(rf"^({'|'.join(map(re.escape, WANTED))})(?:{{(.*)}})? ([^ \n]+)", re.MULTILINE)
 # Possessive, and begun at the edge of a word: text that is no label is passed over once, not once for each letter.
@@ -55,6 +61,8 @@ class RankMetrics:
     generation_tokens_total: int = 0
     cache_query_tokens_total: int = 0
     cache_hit_tokens_total: int = 0
+    expert_costs: Mapping[int, int] = field(default_factory=dict)
+    """Of the experts that do not cost 1, in thousandths."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +86,7 @@ def parse_metrics(text: str) -> EngineMetrics:
     geometry: dict[int, tuple[int | None, int | None]] = {}
     asleep: dict[int, bool] = {}
     discarded: set[int] = set()
+    experts: dict[int, dict[int, int]] = {}
     seen: set[int] = set()
     process_start_s: float | None = None
     for name, labels, value in series(text):
@@ -90,6 +99,10 @@ def parse_metrics(text: str) -> EngineMetrics:
             process_start_s = value
         elif name in CACHE_INFO:
             geometry[rank] = _geometry(labels)
+        elif name in EXPERT_COST:
+            expert, cost_milli = _decimal(labels, "expert"), _steps(value)
+            if expert is not None and expert < EXPERTS_MAX and cost_milli is not None:
+                experts.setdefault(rank, {})[expert] = cost_milli
         elif name in SLEEP:
             if labels.get("sleep_state") == "awake":
                 asleep[rank] = value == 0.0
@@ -99,7 +112,7 @@ def parse_metrics(text: str) -> EngineMetrics:
             rank_sums = sums.setdefault(rank, {})
             rank_sums[name] = rank_sums.get(name, 0.0) + value
     ranks = {}
-    for rank in sorted({*sums, *geometry, *asleep}):
+    for rank in sorted({*sums, *geometry, *asleep, *experts}):
         found = sums.get(rank, {})
         block_tokens, capacity_tokens = geometry.get(rank, geometry.get(0, (None, None)))
         ranks[rank] = RankMetrics(
@@ -114,6 +127,7 @@ def parse_metrics(text: str) -> EngineMetrics:
             generation_tokens_total=_count(found, GENERATION_TOKENS) or 0,
             cache_query_tokens_total=_count(found, CACHE_QUERIES) or 0,
             cache_hit_tokens_total=_count(found, CACHE_HITS) or 0,
+            expert_costs=experts.get(rank, {}),
         )
     return EngineMetrics(ranks=ranks, process_start_s=process_start_s)
 
@@ -146,6 +160,14 @@ def _geometry(labels: Mapping[str, str]) -> tuple[int | None, int | None]:
 def _decimal(labels: Mapping[str, str], key: str) -> int | None:
     value = labels.get(key, "")
     return int(value) if value.isdecimal() and len(value) < 16 else None
+
+
+def _steps(cost: float) -> int | None:
+    """A cost in thousandths, rounded; None: it is 1, or nothing that a cost can be."""
+    if not 0 < cost <= COST_MILLI_MAX / 1000:
+        return None
+    cost_milli = max(round(cost * 1000 / COST_STEP_MILLI) * COST_STEP_MILLI, COST_STEP_MILLI)
+    return None if cost_milli == 1000 else cost_milli
 
 
 def _first(found: Mapping[str, float], names: tuple[str, ...]) -> float | None:

@@ -284,6 +284,7 @@ class EngineSidecar:
                     prompt_tokens_total=rank.prompt_tokens_total,
                     generation_tokens_total=rank.generation_tokens_total,
                     tokens_per_byte=0.0 if endpoint.prefixes is None else endpoint.prefixes.tokens_per_byte,
+                    expert_costs=dict(rank.expert_costs),
                 )
             )
 

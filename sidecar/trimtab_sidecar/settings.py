@@ -156,7 +156,7 @@ def parser() -> argparse.ArgumentParser:
     add("--secret-file", type=Path, help="the install's secret [TRIMTAB_SECRET holds the secret itself]")
     add("--checkpoint-dir", type=Path, help="a folder that outlives this container (an emptyDir)")
     add("--metrics-port", type=int, default=9091, help="own metrics; 0: a free port; -1: none (default: 9091)")
-    add("--bind", default="0.0.0.0", help="address of the metrics port (default: 0.0.0.0)")
+    add("--bind", default="", help="address of the metrics port (default: all, of IPv4 and IPv6)")
     add("--kv-events", help="ZMQ address of rank 0's events (default: as the engine tells)")
     add("--kv-replay", help="ZMQ address of rank 0's replay")
     add("--kv-topic", default="", help="take events of ZMQ topics that begin so only (default: all)")

@@ -76,6 +76,23 @@ def test_what_is_not_known_exactly_and_what_is_not_shown_is_said() -> None:
     assert lines[-2:] == ["  and 68 more", "  The prefix is not known exactly: card (no template)"]
 
 
+def test_what_acted_on_an_endpoint_besides_its_tokens_and_requests_is_said() -> None:
+    terms = {"expert_factor": 1.5, "network_tokens": 80.0, "p_before_log_tokens": 12_345.6, "weighted_batch": 6.5}
+    slow = row("10.0.0.2:8000", 0, 0.0, 900.4, 3, 5852.6, "won: product: least score")
+    shown = decision(
+        endpoints=[slow | {"weighted_batch": 6.5, "terms": terms}, decision()["endpoints"][1] | {"terms": {}}],
+        waited_s=1.256,
+        **{"class": "gold"},
+    )
+    lines = as_table(shown).splitlines()
+    assert "class gold, waited 1.26 s for a place, request r-1" in lines[0]
+    assert "    900  6.5          5,853  <-- won" in lines[2]
+    assert lines[4:] == [
+        "  10.0.0.2:8000: experts x 1.50, network + 80 tokens, P before its logarithm 12,346,"
+        " B with the weights of classes 6.50"
+    ]
+
+
 @pytest.fixture
 def picker_pages(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Serve decision lists on ports while `explain` runs: its event loop is its own, so the pages get a thread."""
@@ -132,6 +149,12 @@ def test_json_has_everything_in_the_order_of_the_table(picker_pages: Any) -> Non
         decision(age_s=2.0) | {"picker": url},
         decision(age_s=1.0) | {"picker": url},
     ]
+
+
+def test_a_decision_that_the_hotspot_detector_changed_says_so() -> None:
+    lines = as_table(decision(hotspot="00000000000000ab")).splitlines()
+    assert "Changed by the hotspot detector: class 00000000000000ab" in lines[-1]
+    assert "hotspot" not in as_table(decision(hotspot=None))
 
 
 def test_no_decision_yet_is_said(picker_pages: Any) -> None:

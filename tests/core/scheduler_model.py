@@ -1,12 +1,14 @@
 """What a scheduler has to be, written down literally: lists, look-ups one by one, every number worked out afresh.
 
 Two things it does not predict but takes from the real one after checking that they are allowed: which of several
-equally good slots was drawn, and which prefills `advance` takes as over.
+equally good slots was drawn, and which prefills `advance` takes as over. The prefill rates it is told.
 """
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
+from trimtab_core.extra_terms import ExtraTerms
 from trimtab_core.placement import Placement, PlacementRequest, Prompt, Rejection
 from trimtab_core.settings import SchedulerSettings
 
@@ -46,10 +48,15 @@ class ModelReservation:
     slot: int | None
     p_tokens: int
     batch: int
+    weight_milli: int = 1000
     is_queued: bool = True
     learns: bool = False
     watched: set[int] = field(default_factory=set)
     samples: list[tuple[int, int]] = field(default_factory=list)
+
+
+def nth(values: Any, n: int, otherwise: float) -> float:
+    return float(values[n]) if values is not None and n < len(values) else otherwise
 
 
 class ModelScheduler:
@@ -61,6 +68,8 @@ class ModelScheduler:
         self.claims: dict[Key, ModelClaim] = {}
         self.claimed: dict[tuple[int, int], int] = {}  # (chunk, slot) -> smallest count while the row of claims lasts
         self.round = 1
+        self.rates: list[float] = []
+        """The slots' prefill rates, which the real one has seen."""
         self.slot_count = 0
 
     # Slots
@@ -84,6 +93,9 @@ class ModelScheduler:
 
     def requests(self, slot: int) -> int:
         return sum(r.batch for r in self.open.values() if r.slot == slot)
+
+    def weight_milli(self, slot: int) -> int:
+        return sum(r.batch * r.weight_milli for r in self.open.values() if r.slot == slot)
 
     def queued(self, slot: int) -> int:
         return sum(r.p_tokens for r in self.open.values() if r.slot == slot and r.is_queued)
@@ -209,9 +221,19 @@ class ModelScheduler:
                 hits[n] += hit
                 own[n] += length - hit
         p = {n: max(self.queued(n) + own[n], self.slots[n].block_tokens) for n in slots}
+        extra = request.extra or ExtraTerms()
+        weights = {n: (self.weight_milli(n) + 1000 * (self.slots[n].external + request.batch)) / 1000 for n in slots}
+        rates = self.rates
+        factor = {n: nth(extra.expert_factor, n, 1.0) for n in slots}
+        network = {n: nth(extra.rtt_s, n, 0.0) * rates[n] for n in slots}
+        linear = {n: p[n] * factor[n] + network[n] for n in slots}
+        above = extra.log_above_tokens
+        p_score = {
+            n: above + above * math.log1p((t - above) / above) if 0 < above < t else t for n, t in linear.items()
+        }
         score: dict[int, float] = {
-            "product": {n: float(p[n] * batch[n]) for n in slots},
-            "least_request": {n: float(batch[n]) for n in slots},
+            "product": {n: p_score[n] * weights[n] for n in slots},
+            "least_request": weights,
             "round_robin": {n: float(self.slots[n].turn >= self.round) for n in slots},
         }[request.policy]
         assert given.prompt_tokens == sum(lengths)
@@ -219,7 +241,11 @@ class ModelScheduler:
             inside = n in slots
             assert given.hit_tokens[n] == (hits[n] if inside else 0)
             assert given.queued_tokens[n] == (self.queued(n) if inside else 0)
-            assert given.p_tokens[n] == (p[n] if inside else 0)
+            assert given.p_tokens[n] == (p_score[n] if inside else 0)
+            assert given.p_linear_tokens[n] == (linear[n] if inside else 0)
+            assert given.network_tokens[n] == (network[n] if inside else 0)
+            assert given.expert_factor[n] == (factor[n] if inside else 0)
+            assert given.weighted_batch[n] == (weights[n] if inside else 0)
             assert given.batch[n] == (batch[n] if inside else 0)
             assert given.score[n] == (score[n] if inside else math.inf)
         ranked = [given.slot, *given.alternatives]
@@ -264,6 +290,7 @@ class ModelScheduler:
         reservation = ModelReservation(
             key=(OWN, given.reservation_id), slot=slot, p_tokens=p_tokens, batch=request.batch
         )
+        reservation.weight_milli = (request.extra or ExtraTerms()).weight_milli
         reservation.learns = not self.exact(request, slot)
         state.is_approximate |= reservation.learns
         if request.policy == "round_robin":
@@ -375,13 +402,22 @@ class ModelScheduler:
         return True
 
     def peer_reserve(
-        self, key: Key, slot: int, p_tokens: int, batch: int, samples: list[tuple[int, int]], now_s: float
+        self,
+        key: Key,
+        slot: int,
+        p_tokens: int,
+        batch: int,
+        samples: list[tuple[int, int]],
+        now_s: float,
+        weight_milli: int,
     ) -> None:
         if key in self.ended:
             return
         if key not in self.open:
             target = slot if slot in self.slots else None
-            self.open[key] = ModelReservation(key=key, slot=target, p_tokens=p_tokens, batch=batch)
+            self.open[key] = ModelReservation(
+                key=key, slot=target, p_tokens=p_tokens, batch=batch, weight_milli=weight_milli
+            )
             self.claims.pop(key, None)
             self.settle()
             if target is not None:

@@ -16,6 +16,7 @@ from test_scheduler_model import SchedulerMachine
 
 from trimtab_core import block_chains, chunks, scheduler
 from trimtab_core.errors import DataError, UnknownSlot
+from trimtab_core.extra_terms import ExtraTerms
 from trimtab_core.placement import PlacementRequest, Prompt, Rejection
 from trimtab_core.settings import SchedulerSettings
 from trimtab_core.token_table import TokenTable
@@ -95,6 +96,21 @@ class PoolHistory:
             cache_reads=rng.random() < 0.9,
             policy=rng.choice(["product", "product", "product", "round_robin", "least_request"]),
             batch_max=rng.choice([None, None, None, 3]),
+            extra=rng.choice([None, self.extra()]),
+        )
+
+    def extra(self) -> ExtraTerms:
+        rng, count = self.rng, self.pair.slot_count
+
+        def column(low: float, high: float) -> Any:
+            values = [rng.uniform(low, high) for _ in range(max(0, count + rng.choice([0, 0, -1, 3])))]
+            return rng.choice([None, np.array(values), np.repeat(values, 2)[::2]])
+
+        return ExtraTerms(
+            weight_milli=rng.choice([1000, 250, 4000, 1, 333, 1_000_000]),
+            expert_factor=rng.choice([column(0.3, 3.0), column(0.001, 100.0)]),
+            rtt_s=rng.choice([column(0.0, 0.2), column(0.0, 60.0)]),
+            log_above_tokens=rng.choice([0.0, 1.0, 64.0, 333.3, 2_000.0, 1e8]),
         )
 
     def held(self) -> tuple[Any, Any]:
@@ -175,7 +191,14 @@ class PoolHistory:
             step = rng.choice([4, 16])
             samples = hashes[step - 1 :: step], tokens[step - 1 :: step]
             pair.peer_reserve(
-                incarnation, number, self.slot(), rng.choice([0, 700]), rng.choice([1, 3]), *samples, now_s
+                incarnation,
+                number,
+                self.slot(),
+                rng.choice([0, 700]),
+                rng.choice([1, 3]),
+                *samples,
+                now_s,
+                *rng.choice([[], [1000], [2500]]),
             )
         elif kind == "first":
             pair.peer_first_token(incarnation, number, now_s)

@@ -19,7 +19,7 @@ def terms(p_tokens: list[float], batch: list[int], candidates: list[bool] | None
     return Terms(
         candidates=np.array(candidates if candidates is not None else [True] * len(batch)),
         p_tokens=np.array(p_tokens, dtype=np.float64),
-        batch=np.array(batch, dtype=np.int64),
+        batch=np.array(batch, dtype=np.float64),
     )
 
 

@@ -10,6 +10,7 @@ from native_core import native, needs_native
 from scheduler_model import OWN, ModelScheduler
 
 from trimtab_core.chunks import hash_chunks
+from trimtab_core.extra_terms import ExtraTerms
 from trimtab_core.scheduler import PlacementRequest, Prompt, Rejection, Scheduler, SchedulerSettings
 
 SETTINGS = SchedulerSettings(kv_capacity_tokens=300, grace_s=2.0)
@@ -47,6 +48,19 @@ PROMPTS = st.builds(
     LETTERS,
     st.integers(0, 63),
     st.none() | st.none() | st.integers(0, 200),
+)
+
+
+def column(values: list[float]) -> Any:
+    return st.none() | st.lists(st.sampled_from(values), max_size=7).map(lambda v: np.array(v, dtype=np.float64))
+
+
+EXTRAS = st.builds(
+    ExtraTerms,
+    weight_milli=st.sampled_from([1, 250, 1000, 1000, 4000, 1_000_000]),
+    expert_factor=column([0.5, 1.0, 1.37, 40.0]),
+    rtt_s=column([0.0, 0.0003, 0.08, 2.0]),
+    log_above_tokens=st.sampled_from([0.0, 0.0, 16.0, 100.0]),
 )
 
 
@@ -141,7 +155,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             cache_reads=data.draw(st.sampled_from([True, True, False])),
             policy=data.draw(st.sampled_from(["product", "product", "round_robin", "least_request"])),
             batch_max=data.draw(st.sampled_from([None, None, 1, 4])),
+            extra=data.draw(st.none() | EXTRAS),
         )
+        self.model.rates = self.real.load().prefill_rate.tolist()
         given = self.real.place(request, self.now_s)
         self.model.place(request, self.now_s, given)
         if not isinstance(given, Rejection):
@@ -192,12 +208,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         p_tokens=st.sampled_from([0, 10, 500]),
         batch=st.integers(1, 2),
         letters=LETTERS,
+        weight=st.sampled_from([1000, 1000, 3500]),
     )
-    def peer_reserve(self, peer: int, of: int, slot: int, p_tokens: int, batch: int, letters: str) -> None:
+    def peer_reserve(self, peer: int, of: int, slot: int, p_tokens: int, batch: int, letters: str, weight: int) -> None:
         samples = [(chunk, 16 * (k + 1)) for k, chunk in enumerate(chain_of(letters)) if k % 4 == 3]
         hashes, tokens = u64(c for c, _ in samples), u32(t for _, t in samples)
-        self.real.peer_reserve(peer, of, slot, p_tokens, batch, hashes, tokens, self.now_s)
-        self.model.peer_reserve((peer, of), slot, p_tokens, batch, samples, self.now_s)
+        self.real.peer_reserve(peer, of, slot, p_tokens, batch, hashes, tokens, self.now_s, weight)
+        self.model.peer_reserve((peer, of), slot, p_tokens, batch, samples, self.now_s, weight)
 
     @rule(peer=st.sampled_from(PEERS), of=st.integers(1, 6))
     def peer_first_token(self, peer: int, of: int) -> None:
@@ -230,6 +247,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             state = self.model.slots.get(slot)
             assert view.requests[slot] == self.model.requests(slot)
             assert view.queued_tokens[slot] == self.model.queued(slot)
+            assert view.weight_milli[slot] == self.model.weight_milli(slot)
             assert view.external[slot] == (state.external if state else 0)
             if state:
                 hashes, tokens = self.real.kv_export(slot)
@@ -240,10 +258,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         held = [set(state.held) for state in self.model.slots.values()]
         assert self.real.index_size() == (len(set().union(*held)), sum(map(len, held)))
         assert [
-            (r.reservation_id, r.slot, r.p_tokens, r.batch, list(zip(r.sample_hashes, r.sample_tokens, strict=True)))
+            (
+                (r.reservation_id, r.slot, r.p_tokens, r.batch, r.weight_milli),
+                list(zip(r.sample_hashes, r.sample_tokens, strict=True)),
+            )
             for r in self.real.open_reservations()
         ] == [
-            (r.key[1], r.slot, r.p_tokens * r.is_queued, r.batch, r.samples if r.key in self.model.claims else [])
+            (
+                (r.key[1], r.slot, r.p_tokens * r.is_queued, r.batch, r.weight_milli),
+                r.samples if r.key in self.model.claims else [],
+            )
             for r in self.model.open.values()
             if r.key[0] == OWN and r.slot is not None
         ]

@@ -18,8 +18,8 @@ HERE = Path(__file__).parent
 SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def rig(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rig]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=[True, False], ids=["whole", "headers first"])
+async def rig(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rig]:
     directory = tmp_path_factory.mktemp("envoy")
     ports = free_ports(5)
     engines = {name: f"127.0.0.1:{port}" for name, port in zip(("a", "b", "c"), ports[:3], strict=True)}
@@ -36,5 +36,8 @@ async def rig(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rig]:
         for name, number in pickers.items():
             ready = grpc_serving(number, service=SERVICE)
             await supervisor.start(name, [sys.executable, HERE / "toy_picker.py", name, str(number)], ready=ready)
-        base = Rig(supervisor=supervisor, session=session, engines=engines, picker_ports=pickers, directory=directory)
+        base = Rig(
+            supervisor=supervisor, session=session, engines=engines, picker_ports=pickers, directory=directory,
+            is_announced=request.param,
+        )  # fmt: skip
         yield await base.start_envoy("envoy", body_bytes_max=8 << 20)

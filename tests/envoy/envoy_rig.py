@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ from trimtab_operator.envoy_config import bootstrap_json
 from trimtab_operator.envoy_front import EnvoyFront, Hosts, StaticHosts
 
 ENVOY = Path(envoy.__file__).parent / "_bin" / "envoy"
+WISHES = ("x-test-destination", "x-test-destination-header")
+"""Request headers by which a test steers the toy pickers."""
 
 
 def grpc_serving(port: int, *, service: str) -> Callable[[], Awaitable[bool]]:
@@ -36,6 +38,10 @@ def grpc_serving(port: int, *, service: str) -> Callable[[], Awaitable[bool]]:
     return probe
 
 
+async def _chunks(body: bytes) -> AsyncIterator[bytes]:
+    yield body
+
+
 @dataclass(slots=True, kw_only=True)
 class Rig:
     """Addresses of the running parts, and how to ask the pool something through Envoy."""
@@ -47,6 +53,9 @@ class Rig:
     directory: Path
     url: str = ""
     admin: str = ""
+    is_announced: bool = True
+    """Bodies are announced by their length, so that pickers are shown requests whole; else they come in chunks, and
+    pickers see the headers first."""
 
     async def start_envoy(
         self,
@@ -59,7 +68,7 @@ class Rig:
     ) -> Rig:
         """One more Envoy over the same parts (`plain`: without pickers); returns the rig as seen from it."""
         listen, admin = free_ports(2)
-        front = EnvoyFront(listen_port=listen, admin_port=admin, show_endpoint=True, **settings)
+        front = EnvoyFront(listen_port=listen, admin_port=admin, show_endpoint=True, shown_headers=WISHES, **settings)
         pool = pool or StaticHosts(addresses=tuple(self.engines.values()))
         pickers = pickers or StaticHosts(addresses=tuple(f"127.0.0.1:{p}" for p in self.picker_ports.values()))
         config = self.directory / f"{name}.json"
@@ -72,9 +81,13 @@ class Rig:
     async def ask(self, *, body: bytes = b"{}", **headers: str) -> tuple[int, dict[str, Any], dict[str, str]]:
         """POST a completion; header names with `_` for `-`. Returns status, JSON body (or {}), response headers."""
         named = {key.replace("_", "-"): value for key, value in headers.items()}
-        async with self.session.post(f"{self.url}/v1/completions", data=io.BytesIO(body), headers=named) as response:
-            is_json = response.content_type == "application/json"
-            return response.status, await response.json() if is_json else {}, dict(response.headers)
+        data = io.BytesIO(body) if self.is_announced else _chunks(body)
+        async with self.session.post(f"{self.url}/v1/completions", data=data, headers=named) as response:
+            answer = await response.json() if response.content_type == "application/json" else {}
+            if "headers" in answer and "x-data-parallel-rank" in answer["headers"]:
+                # Of a request that it is shown whole a picker can change one header, and the toy says its name there.
+                answer["headers"]["x-test-picker"] = answer["headers"].pop("x-data-parallel-rank")
+            return response.status, answer, dict(response.headers)
 
     async def stat(self, name: str) -> int:
         """One counter or gauge of Envoy."""

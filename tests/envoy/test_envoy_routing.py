@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from envoy_rig import Rig
@@ -23,6 +24,7 @@ async def test_a_request_goes_where_the_picker_says(rig: Rig, name: str) -> None
 
 
 async def test_a_picker_that_sets_the_header_only_is_followed_too(rig: Rig) -> None:
+    rig = replace(rig, is_announced=False)  # of a request that is shown whole there are no headers to be set
     for _ in range(4):
         _, body, _ = await rig.ask(x_test_destination_header=rig.engines["b"])
         assert body["engine"] == "b"
@@ -43,7 +45,7 @@ async def test_the_clients_own_choice_is_removed_at_the_door(rig: Rig) -> None:
     for _ in range(12):
         _, body, _ = await rig.ask(**own)
         served[body["engine"]] += 1
-        assert body["headers"]["x-test-seen"] == ""
+        assert body["headers"].get("x-test-seen", "") == ""
         assert not [key for key in body["headers"] if key.lower().startswith("x-gateway-destination-endpoint")]
     assert set(served) == {"a", "b", "c"}
 

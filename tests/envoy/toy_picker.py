@@ -2,7 +2,8 @@
 Run as a script: NAME PORT.
 
 The wish is the request header `x-test-destination` (metadata and header, as pickers answer) or
-`x-test-destination-header` (header only). On the response it adds the attributes that Envoy sent it.
+`x-test-destination-header` (header only). On the response it adds the attributes that Envoy sent it. To a request that
+it is shown whole it can add but one header, `x-data-parallel-rank`: there it says its name.
 """
 
 from __future__ import annotations
@@ -33,7 +34,11 @@ class ToyPicker(pb_grpc.ExternalProcessorServicer):  # type: ignore[misc]
             if kind == "request_headers":
                 yield self._place(message)
             elif kind == "request_body":
-                yield pb.ProcessingResponse(request_body=pb.BodyResponse())
+                yield (
+                    self._place_whole(message)
+                    if message.attributes
+                    else pb.ProcessingResponse(request_body=pb.BodyResponse())
+                )
             elif kind == "response_headers":
                 yield self._report(message)
             elif kind == "response_trailers":
@@ -55,6 +60,16 @@ class ToyPicker(pb_grpc.ExternalProcessorServicer):  # type: ignore[misc]
             mutation.set_headers.append(_header(DESTINATION, wish))
         reply.request_headers.response.header_mutation.CopyFrom(mutation)
         return reply
+
+    def _place_whole(self, message: pb.ProcessingRequest) -> pb.ProcessingResponse:
+        attributes = message.attributes["envoy.filters.http.ext_proc"].fields
+        choice = {"x-data-parallel-rank": self._name}
+        wish = attributes.get("request.headers['x-test-destination']")
+        if wish is not None:
+            choice[DESTINATION] = wish.string_value
+        metadata = Struct()
+        metadata.update({"envoy.lb": choice})
+        return pb.ProcessingResponse(request_body=pb.BodyResponse(), dynamic_metadata=metadata)
 
     def _report(self, message: pb.ProcessingRequest) -> pb.ProcessingResponse:
         attributes = message.attributes["envoy.filters.http.ext_proc"].fields

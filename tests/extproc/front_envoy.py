@@ -10,6 +10,9 @@ import aiohttp
 import envoy
 from waiting import until
 
+from trimtab_operator.envoy_config import bootstrap_json
+from trimtab_operator.envoy_front import EnvoyFront, StaticHosts
+
 BINARY = Path(envoy.__file__).parent / "_bin" / "envoy"
 TYPE = "type.googleapis.com/envoy."
 BODY_BYTES_MAX = 64 << 20
@@ -21,8 +24,12 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+OURS = "OURS"
+"""In place of a mode: the configuration that the operator makes."""
+
+
 def processing_mode(mode: str) -> dict[str, str]:
-    """As gateways set it: everything streamed both ways; or as our own Envoy does: buffered, no response bodies."""
+    """As gateways set it: everything streamed both ways; or buffered, no response bodies."""
     is_duplex = mode == "FULL_DUPLEX_STREAMED"
     return {
         "request_header_mode": "SEND",
@@ -48,6 +55,17 @@ def front_config(
     is_retrying: bool = True,
 ) -> dict[str, Any]:
     """The bootstrap. `subset`: what a gateway's metadata allows."""
+    if mode == OURS:
+        front = EnvoyFront(
+            listen_port=listen_port, admin_port=admin_port, picker_tls=is_picker_tls, fail_open=is_failure_allowed,
+            body_bytes_max=BODY_BYTES_MAX, message_timeout_s=10.0, retries_max=2 if is_retrying else 0,
+        )  # fmt: skip
+        hosts, pickers = StaticHosts(addresses=tuple(upstreams)), StaticHosts(addresses=(f"127.0.0.1:{picker_port}",))
+        ours: dict[str, Any] = json.loads(bootstrap_json(front, pool=hosts, pickers=pickers))
+        if subset is not None:
+            manager = ours["staticResources"]["listeners"][0]["filterChains"][0]["filters"][0]["typedConfig"]
+            manager["httpFilters"].insert(0, _subset_filter(subset))
+        return ours
     ext_proc: dict[str, Any] = {
         "@type": TYPE + "extensions.filters.http.ext_proc.v3.ExternalProcessor",
         "grpc_service": {"envoy_grpc": {"cluster_name": "picker"}},
@@ -69,16 +87,7 @@ def front_config(
         },
     ]
     if subset is not None:
-        metadata = {
-            "@type": TYPE + "extensions.filters.http.set_metadata.v3.Config",
-            "metadata": [
-                {
-                    "metadata_namespace": "envoy.lb.subset_hint",
-                    "value": {"x-gateway-destination-endpoint-subset": subset},
-                }
-            ],
-        }
-        filters.insert(0, {"name": "envoy.filters.http.set_metadata", "typed_config": metadata})
+        filters.insert(0, _subset_filter(subset))
     retry_policy = {"retry_on": "connect-failure", "num_retries": 2}
     manager = {
         "@type": TYPE + "extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
@@ -163,6 +172,16 @@ def front_config(
             ],
         },
     }
+
+
+def _subset_filter(subset: list[str]) -> dict[str, Any]:
+    """A filter that does what a gateway's own metadata would."""
+    value = {"x-gateway-destination-endpoint-subset": subset}
+    config = {
+        "@type": TYPE + "extensions.filters.http.set_metadata.v3.Config",
+        "metadata": [{"metadata_namespace": "envoy.lb.subset_hint", "value": value}],
+    }
+    return {"name": "envoy.filters.http.set_metadata", "typed_config": config}
 
 
 def _address(host: str, port: int) -> dict[str, Any]:

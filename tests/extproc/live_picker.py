@@ -7,11 +7,12 @@ from types import TracebackType
 from typing import Any
 
 import aiohttp
+from picker_rig import CARD, DIGEST
 from waiting import until
 
 from trimtab_extproc.service import Service
 from trimtab_extproc.settings import Settings
-from trimtab_state import ControlDocument, ControlWriter, EndpointSpec, PoolKeys, connect
+from trimtab_state import ControlDocument, ControlWriter, EndpointSpec, Heartbeat, PoolKeys, ServedModel, connect
 
 NAMESPACE, POOL, SECRET = "tests", "pool", b"a secret of the tests"
 KEYS = PoolKeys(NAMESPACE, POOL)
@@ -81,6 +82,15 @@ class LivePicker:
             return bool(state["ready"]) and members == set(endpoints)
 
         await until(is_known, "the picker knows the pool")
+
+    def make_exact(self, endpoints: Sequence[str]) -> None:
+        """As if each had a sidecar with an exact card, which tells first tokens by its KV events."""
+        fleet = self.service._fleet
+        fleet.on_card(DIGEST, CARD.encode())
+        for name in endpoints:
+            fleet.on_heartbeat(
+                Heartbeat(endpoint=name, epoch="1", block_tokens=16, models={"m": ServedModel(card=DIGEST)})
+            )
 
     async def get(self, path: str) -> Any:
         """JSON from the admin port."""

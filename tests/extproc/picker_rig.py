@@ -31,11 +31,21 @@ class WrittenLog:
 
     def __init__(self) -> None:
         self.entries: list[tuple[Any, ...]] = []
+        self.weights: list[int] = []
+        """Of what was reserved."""
 
     def reserve(
-        self, reservation_id: int, endpoint: str, p_tokens: int, batch: int, sample_hashes: U64, sample_tokens: U32
+        self,
+        reservation_id: int,
+        endpoint: str,
+        p_tokens: int,
+        batch: int,
+        sample_hashes: U64,
+        sample_tokens: U32,
+        weight_milli: int,
     ) -> None:
         self.entries.append(("reserve", reservation_id, endpoint, p_tokens, batch))
+        self.weights.append(weight_milli)
 
     def first_token(self, reservation_id: int) -> None:
         self.entries.append(("first_token", reservation_id))

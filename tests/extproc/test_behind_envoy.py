@@ -1,4 +1,4 @@
-"""The picker behind a real Envoy, in both ways that gateways are set: buffered, and streamed both ways."""
+"""The picker behind a real Envoy, in the ways that gateways are set: buffered, streamed both ways, and our own."""
 
 import asyncio
 import hashlib
@@ -12,7 +12,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from front_envoy import FrontEnvoy
+from front_envoy import OURS, FrontEnvoy
 from live_picker import LivePicker, picker_settings
 from toy_upstream import ToyUpstream
 from valkey_server import ValkeyProcess
@@ -20,16 +20,22 @@ from waiting import until
 
 pytestmark = [pytest.mark.stack, pytest.mark.usefixtures("each_front")]
 
-MODES = ("BUFFERED", "FULL_DUPLEX_STREAMED")
+MODES = ("BUFFERED", "FULL_DUPLEX_STREAMED", OURS)
 CHAT = "/v1/chat/completions"
 
 
 class Front:
     """Envoy's address, and a client's session."""
 
-    def __init__(self, url: str, session: aiohttp.ClientSession) -> None:
+    def __init__(self, url: str, admin_url: str, session: aiohttp.ClientSession) -> None:
         self.url = url
+        self.admin_url = admin_url
         self.session = session
+
+    async def messages_sent(self) -> int:
+        """To the picker, so far."""
+        async with self.session.get(f"{self.admin_url}/stats?filter=ext_proc.stream_msgs_sent$") as response:
+            return int((await response.text()).rpartition(" ")[2])
 
     async def post(self, body: bytes, *, path: str = CHAT, **headers: str) -> tuple[int, Any]:
         async with self.session.post(self.url + path, data=io.BytesIO(body), headers=headers) as response:
@@ -52,7 +58,7 @@ def front(tmp_path: Path, picker: LivePicker, upstreams: list[ToyUpstream]) -> O
             connector = aiohttp.TCPConnector(limit=0)
             json_by_default = {"content-type": "application/json"}
             async with aiohttp.ClientSession(connector=connector, headers=json_by_default) as session:
-                yield Front(envoy.url, session)
+                yield Front(envoy.url, f"http://127.0.0.1:{envoy.admin_port}", session)
         finally:
             await envoy.stop()
 
@@ -263,6 +269,55 @@ async def test_a_reservation_moves_with_its_request_to_the_endpoint_that_served(
                 assert response.status == 200
                 rows = {row["endpoint"]: row["requests"] for row in (await picker.get("/state"))["endpoints"]}
                 assert (rows[dead], rows[upstreams[0].address]) == (0, 1)
+        await until_idle(picker)
+
+
+async def test_our_own_envoy_asks_once_for_a_request_and_tells_of_no_usual_response(
+    front: Opener, picker: LivePicker, upstreams: list[ToyUpstream]
+) -> None:
+    addresses = [upstream.address for upstream in upstreams]
+    picker.make_exact(addresses)
+    async with front(mode=OURS) as envoy:
+        for number in range(4):
+            status, answer = await envoy.post(chat(f"hello {number}"))
+            assert (status, answer["seen"]["endpoint"] in addresses) == (200, True)
+            assert answer["seen"]["headers"]["x-gateway-destination-endpoint"].startswith(answer["seen"]["endpoint"])
+        async with envoy.session.post(envoy.url + CHAT, data=chat(stream=True)) as response:
+            assert (await response.text()).endswith("data: [DONE]\n\n")
+        await until_idle(picker)
+        assert await envoy.messages_sent() == 5
+        # An error is told of; a body of unknown length comes after its headers.
+        for upstream in upstreams:
+            upstream.status = 400
+        assert (await envoy.post(chat()))[0] == 400
+        assert await envoy.messages_sent() == 5 + 2
+        for upstream in upstreams:
+            upstream.status = 200
+
+        async def chunks() -> AsyncIterator[bytes]:
+            yield chat()
+
+        async with envoy.session.post(envoy.url + CHAT, data=chunks()) as response:
+            assert response.status == 200
+        await until_idle(picker)
+        assert await envoy.messages_sent() == 7 + 2
+    assert await picker.metric("trimtab_decisions_total") == 7
+    assert await picker.metric("trimtab_moved_requests_total") == 0
+    assert await picker.metric("trimtab_protocol_errors_total") + await picker.metric("trimtab_failures_total") == 0
+
+
+async def test_our_own_envoy_tells_of_a_response_from_another_endpoint_than_the_chosen_one(
+    front: Opener, picker: LivePicker, upstreams: list[ToyUpstream]
+) -> None:
+    dead, alive = "127.0.0.1:9", upstreams[0].address
+    await picker.announce([dead, alive])
+    picker.make_exact([dead, alive])
+    async with front(mode=OURS, upstreams=[dead, alive]) as envoy:
+        while not await picker.metric("trimtab_moved_requests_total"):
+            async with envoy.session.post(envoy.url + CHAT, data=chat(stream=True, hold=True)) as response:
+                assert response.status == 200
+                rows = {row["endpoint"]: row["requests"] for row in (await picker.get("/state"))["endpoints"]}
+                assert (rows[dead], rows[alive]) == (0, 1)
         await until_idle(picker)
 
 

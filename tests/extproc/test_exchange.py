@@ -100,6 +100,14 @@ class Conversation:
         self.tell(placed)
         return self
 
+    def route(self, placed: Placed) -> Route:
+        """The answer to a choice that has no other."""
+        answer = self.tell(placed)
+        assert not isinstance(answer, Decide)
+        (reply,) = answer
+        assert isinstance(reply, Route)
+        return reply
+
 
 def route(phase: Phase, content_length: int | None = None) -> Route:
     return Route(
@@ -120,6 +128,70 @@ def test_a_buffered_body_is_waited_for_and_the_choice_answers_it() -> None:
     decide = talk.decide(RequestBody(body=b"hello", end_of_stream=True))
     assert (decide.body, decide.headers) == (b"hello", HEADERS)
     assert talk.tell(PLACED) == [route(Phase.BODY)]
+
+
+def whole(*, is_usual_untold: bool = True) -> RequestBody:
+    """A request that is shown at once."""
+    head = RequestHeaders(headers=HEADERS, end_of_stream=False, modes=BUFFERED, is_usual_untold=is_usual_untold)
+    return RequestBody(body=b"hello", end_of_stream=True, head=head)
+
+
+def test_a_request_that_is_shown_whole_is_chosen_for_at_once() -> None:
+    talk = Conversation()
+    decide = talk.decide(whole(is_usual_untold=False))
+    assert (decide.body, decide.headers) == (b"hello", HEADERS)
+    assert talk.tell(PLACED) == [route(Phase.BODY)]
+    assert talk.budget.held_bytes == 0
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_no_word_of_the_usual_response_is_as_good_as_its_headers(is_streamed: bool) -> None:
+    """A document that was answered is a first token; of an event stream the engine's own events tell it."""
+    talk = Conversation()
+    talk.decide(whole())
+    reply = talk.route(msgspec.structs.replace(PLACED, is_streamed=is_streamed))
+    assert reply == msgspec.structs.replace(route(Phase.BODY), expected="10.0.0.1:8000")
+    talk.exchange.close(now_s=1.0)
+    talk.exchange.close(now_s=2.0)
+    assert talk.ledger.first_tokens == ([] if is_streamed else [7])
+    assert talk.ledger.finishes == {7: 1}
+
+
+def test_what_is_told_of_an_unusual_response_counts_and_nothing_is_taken_for_granted() -> None:
+    talk = Conversation()
+    talk.decide(whole())
+    talk.tell(PLACED)
+    talk.tell(ResponseHeaders(status=503, content_type="application/json", served="10.0.0.2:8000"))
+    talk.exchange.close(now_s=1.0)
+    assert talk.ledger.served_by == [(7, "10.0.0.2:8000")]
+    assert talk.ledger.first_tokens == []
+    assert talk.ledger.finishes == {7: 1}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "settings"),
+    [
+        ({"is_first_token_wanted": True}, ExchangeSettings()),
+        ({"is_id_wanted": True}, ExchangeSettings()),
+        ({}, ExchangeSettings(is_conformance_test=True)),
+    ],
+)
+def test_a_response_that_tells_us_something_is_never_the_usual(
+    wanted: dict[str, bool], settings: ExchangeSettings
+) -> None:
+    talk = Conversation(settings)
+    talk.decide(whole())
+    assert talk.route(msgspec.structs.replace(PLACED, **wanted)).expected is None
+    talk.exchange.close(now_s=1.0)
+    assert talk.ledger.first_tokens == []
+
+
+def test_a_client_that_leaves_before_the_choice_was_not_answered() -> None:
+    talk = Conversation()
+    talk.decide(whole())
+    talk.exchange.close(now_s=1.0)
+    assert (talk.ledger.first_tokens, talk.ledger.finishes) == ([], {})
+    assert talk.budget.held_bytes == 0
 
 
 def test_a_buffered_body_is_whole_even_without_end_of_stream() -> None:
@@ -451,6 +523,18 @@ EVENTS = st.one_of(
         modes=MODES,
     ),
     st.builds(RequestBody, body=BODIES, end_of_stream=st.booleans()),
+    st.builds(
+        RequestBody,
+        body=BODIES,
+        end_of_stream=st.booleans(),
+        head=st.builds(
+            RequestHeaders,
+            headers=st.just(HEADERS),
+            end_of_stream=st.just(False),
+            modes=MODES,
+            is_usual_untold=st.booleans(),
+        ),
+    ),
     st.just(RequestTrailers()),
     st.builds(
         ResponseHeaders,

@@ -26,6 +26,7 @@ from trimtab_extproc.events import (
     ResponseTrailers,
 )
 from trimtab_extproc.replies import (
+    RANK_HEADER,
     ContinueRequestBody,
     ContinueRequestHeaders,
     ContinueRequestTrailers,
@@ -39,6 +40,7 @@ from trimtab_extproc.replies import (
     ResponseBodyChunk,
     Route,
 )
+from trimtab_operator import envoy_ext_proc
 
 OVERWRITE = core.HeaderValueOptionHeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD
 SEND_MODE = filter_v3.ProcessingModeHeaderSendMode
@@ -110,6 +112,49 @@ def test_the_subset_hint_may_be_a_list_or_a_comma_string(hint: object, subset: t
     fields = {"x-gateway-destination-endpoint-subset": hint}
     metadata = core.Metadata(filter_metadata={"envoy.lb.subset_hint": Struct.from_dict(fields)})
     assert request_headers(metadata_context=metadata).subset == subset
+
+
+def test_headers_may_come_as_attributes_of_the_body() -> None:
+    attributes = {
+        "request.method": "POST",
+        "request.path": "/v1/completions",
+        "request.id": "r1",
+        "request.headers['content-type']": "application/json",
+        "request.headers['x-team']": "blue",
+        "request.size": 17,
+        wire.USUAL_UNTOLD_ATTRIBUTE: "trimtab.usual-response-untold",
+    }
+    event = decoded(
+        request_body=ext_proc.HttpBody(body=b"{}", end_of_stream=True),
+        attributes={"envoy.filters.http.ext_proc": Struct.from_dict(attributes)},
+        protocol_config=ext_proc.ProtocolConfiguration(request_body_mode=BODY_MODE.BUFFERED),
+    )
+    headers_told = {
+        ":method": "POST",
+        ":path": "/v1/completions",
+        "x-request-id": "r1",
+        "content-type": "application/json",
+        "x-team": "blue",
+    }
+    head = RequestHeaders(
+        headers=headers_told,
+        end_of_stream=False,
+        modes=BodyModes(request=BodyMode.BUFFERED, response=BodyMode.NONE),
+        is_usual_untold=True,
+    )
+    assert event == RequestBody(body=b"{}", end_of_stream=True, head=head)
+
+
+def test_a_gateway_may_say_with_the_headers_that_it_tells_no_usual_response() -> None:
+    assert not request_headers().is_usual_untold
+    attributes = {"envoy.filters.http.ext_proc": Struct.from_dict({wire.USUAL_UNTOLD_ATTRIBUTE: "x"})}
+    assert request_headers(attributes=attributes).is_usual_untold
+
+
+def test_what_the_operators_configuration_says_is_what_is_read_here() -> None:
+    assert envoy_ext_proc.EXPECTED_KEY == wire.EXPECTED_KEY
+    assert envoy_ext_proc.USUAL_UNTOLD == wire.USUAL_UNTOLD_ATTRIBUTE
+    assert envoy_ext_proc.RANK_HEADER == RANK_HEADER
 
 
 def test_no_subset_hint_is_not_an_empty_one() -> None:
@@ -192,6 +237,7 @@ def route(
     content_length: int | None = None,
     cleared: bool = False,
     rank_removed: bool = False,
+    expected: str | None = None,
 ) -> Route:
     return Route(
         phase=phase,
@@ -200,12 +246,30 @@ def route(
         is_rank_removed=rank_removed,
         content_length=content_length,
         is_route_cache_cleared=cleared,
+        expected=expected,
     )
 
 
 @pytest.mark.parametrize(
     ("reply", "message"),
     [
+        (
+            route(Phase.BODY, rank=3, expected="10.0.0.1:8000"),
+            {
+                "request_body": ext_proc.BodyResponse(
+                    response=mutated(DESTINATION_OPTION, header_option("x-data-parallel-rank", b"3"))
+                ),
+                "dynamic_metadata": Struct.from_dict(
+                    {
+                        "envoy.lb": {
+                            "x-gateway-destination-endpoint": DESTINATION,
+                            "x-data-parallel-rank": "3",
+                            "trimtab.expected-endpoint": "10.0.0.1:8000",
+                        }
+                    }
+                ),
+            },
+        ),
         (
             ContinueRequestHeaders(is_stripped=False),
             {"request_headers": ext_proc.HeadersResponse()},

@@ -207,3 +207,19 @@ def test_the_chunks_of_a_new_engine_stay_when_its_first_heartbeat_comes_after_it
     rig.fleet.on_kv_replace(A, hashes, tokens)
     rig.beat(A, epoch="2")
     assert rig.scheduler.kv_export(rig.table.named(A).slot)[0].tolist() == [7, 8]
+
+
+async def test_an_endpoint_that_tells_of_absurdly_many_requests_is_full_and_not_the_best_of_all(rig: PickerRig) -> None:
+    rig.announce(A, B)
+    rig.beat(A, running=2**53, waiting=2**53)
+    assert [(await rig.place()).endpoint for _ in range(3)] == [B] * 3
+    full = next(row for row in rig.last()["endpoints"] if row["endpoint"] == A)
+    assert full["weighted_batch"] == full["batch"] > 1_000_000
+
+
+async def test_a_peer_that_tells_of_absurdly_large_requests_makes_its_endpoint_full(rig: PickerRig) -> None:
+    rig.announce(A, B)
+    nothing = (np.zeros(0, dtype=np.uint64), np.zeros(0, dtype=np.uint32))
+    for number in range(1, 3_000):
+        rig.fleet.on_peer_reserve(9, number, A, 0, 2**32 - 1, *nothing, 1_000_000)
+    assert (await rig.place()).endpoint == B

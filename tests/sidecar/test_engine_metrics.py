@@ -129,3 +129,20 @@ def test_labels_that_are_none_are_passed_over_in_one_go() -> None:
     noise = "a" * 5_000_000
     metrics = parse_metrics(f'vllm:num_requests_running{{{noise},engine="1",b="{noise}}} 2\n')
     assert metrics.ranks[1].running == 2
+
+
+def test_what_experts_cost_is_read_by_rank_in_steps_that_noise_does_not_cross() -> None:
+    name = "trimtab:expert_cost_ratio"
+    text = "\n".join(
+        [
+            f'{name}{{engine="0",expert="3"}} 1.512',
+            f'{name}{{engine="0",expert="4"}} 1.01',
+            f'{name}{{expert="9"}} 0.01',
+        ]
+        + [f'{name}{{engine="1",expert="3"}} 2.0', f'{name}{{engine="1",expert="5"}} 101']
+        + [f'{name}{{expert="{wrong}"}} 2.0' for wrong in ("1024", "-1", "x", "")]
+        + [f'{name}{{expert="7"}} {wrong}' for wrong in ("0", "-2", "NaN", "+Inf")]
+    )
+    metrics = parse_metrics(text + "\n")
+    assert metrics.rank(0).expert_costs == {3: 1_500, 9: 50}
+    assert metrics.rank(1).expert_costs == {3: 2_000}

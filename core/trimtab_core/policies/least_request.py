@@ -1,6 +1,4 @@
-"""Least request: the slot with the fewest requests, whatever they are."""
-
-import numpy as np
+"""Least request: the slot with the fewest requests, each with the weight of its class."""
 
 from trimtab_core.placement import F64
 from trimtab_core.policies.policy import Terms
@@ -11,7 +9,7 @@ class LeastRequest:
 
     def score(self, terms: Terms) -> F64:
         """B, in requests."""
-        return terms.batch.astype(np.float64)
+        return terms.batch
 
     def picked(self, slot: int) -> None:
         """Remembers nothing: the reservation is in the load already."""

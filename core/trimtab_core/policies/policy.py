@@ -7,19 +7,20 @@ policy.
 from dataclasses import dataclass
 from typing import Protocol
 
-from trimtab_core.placement import F64, I64, Bools
+from trimtab_core.placement import F64, Bools
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Terms:
     """The terms of every slot, arrays of shape (slots,). Only those of `candidates` mean something.
 
-    `p_tokens`: P with its floor. `batch`: requests there, this one included.
+    `p_tokens`: P with its floor and its extra terms. `batch`: requests there with the weights of their classes, and
+    this one.
     """
 
     candidates: Bools
     p_tokens: F64
-    batch: I64
+    batch: F64
 
 
 class Policy(Protocol):

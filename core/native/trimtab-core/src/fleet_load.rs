@@ -7,6 +7,7 @@
 use std::sync::Arc;
 
 use crate::endpoint_sets::FoldMap;
+use crate::extra_terms::ORDINARY_MILLI;
 use crate::reservation::{Key, NOWHERE, Reservation};
 use crate::settings::Settings;
 
@@ -19,10 +20,14 @@ pub type Reservations = FoldMap<Key, Reservation>;
 pub struct FleetLoad {
     pub requests: Vec<i64>,
     pub external: Vec<i64>,
+    /// Weights of the open reservations: of each its batch times the weight of its class, in thousandths.
+    pub weight_milli: Vec<i64>,
     pub queued_tokens: Vec<f64>,
     pub block_tokens: Vec<i64>,
     /// What decisions compute with: `requests` and `external` together, and `block_tokens`, which seldom changes.
     pub present: Vec<f64>,
+    /// The same with the weights of their classes, in thousandths.
+    pub present_milli: Vec<f64>,
     pub floor: Arc<Vec<f64>>,
     pub kv_capacity_tokens: Vec<i64>,
     pub prefill_rate: Vec<f64>,
@@ -57,6 +62,7 @@ impl FleetLoad {
             for column in [
                 &mut self.requests,
                 &mut self.external,
+                &mut self.weight_milli,
                 &mut self.block_tokens,
                 &mut self.kv_capacity_tokens,
                 &mut self.requests_peak,
@@ -66,6 +72,7 @@ impl FleetLoad {
             for column in [
                 &mut self.queued_tokens,
                 &mut self.present,
+                &mut self.present_milli,
                 Arc::make_mut(&mut self.floor),
                 &mut self.prefill_rate,
                 &mut self.rate_tokens,
@@ -86,6 +93,7 @@ impl FleetLoad {
         self.free_s[s] = 0.0;
         self.requests[s] = 0;
         self.external[s] = 0;
+        self.weight_milli[s] = 0;
         self.requests_peak[s] = 0;
         self.queued_tokens[s] = 0.0;
         self.set_block_tokens(s, settings.block_tokens);
@@ -120,9 +128,10 @@ impl FleetLoad {
         }
     }
 
-    /// After a change of either count.
+    /// After a change of any count.
     fn count(&mut self, s: usize) {
         self.present[s] = (self.requests[s] + self.external[s]) as f64;
+        self.present_milli[s] = (self.weight_milli[s] + self.external[s] * ORDINARY_MILLI) as f64;
     }
 
     pub fn open(&mut self, reservation: &mut Reservation, now_s: f64) {
@@ -134,6 +143,7 @@ impl FleetLoad {
         reservation.served_s = None;
         self.open[s].insert(reservation.key, ());
         self.requests[s] += reservation.batch;
+        self.weight_milli[s] += reservation.batch * reservation.weight_milli;
         self.count(s);
         self.requests_peak[s] = self.requests_peak[s].max(self.requests[s]);
         if reservation.is_queued {
@@ -147,6 +157,7 @@ impl FleetLoad {
         let Some(reservation) = reservations.get(&key) else { return };
         let (slot, is_queued, batch, p_tokens) =
             (reservation.slot, reservation.is_queued, reservation.batch, reservation.p_tokens);
+        let weight_milli = batch * reservation.weight_milli;
         if slot == NOWHERE {
             return;
         }
@@ -161,6 +172,7 @@ impl FleetLoad {
         }
         self.open[s].remove(&key);
         self.requests[s] -= batch;
+        self.weight_milli[s] -= weight_milli;
         self.count(s);
         if let Some(reservation) = reservations.get_mut(&key) {
             reservation.slot = NOWHERE;
@@ -263,6 +275,7 @@ impl FleetLoad {
     pub fn check(&self, reservations: &Reservations) -> Result<(), String> {
         for slot in 0..self.len() {
             let mut requests = 0;
+            let mut weight_milli = 0;
             let mut queued = 0.0;
             let mut queue_length = 0;
             for key in self.open[slot].keys() {
@@ -271,6 +284,7 @@ impl FleetLoad {
                     return Err(format!("slot {slot}: a reservation is elsewhere"));
                 }
                 requests += reservation.batch;
+                weight_milli += reservation.batch * reservation.weight_milli;
                 if reservation.is_queued {
                     queued += reservation.p_tokens as f64;
                     queue_length += 1;
@@ -279,6 +293,10 @@ impl FleetLoad {
             let (present, floor) = (self.requests[slot] + self.external[slot], self.block_tokens[slot]);
             if self.present[slot] != present as f64 || self.floor[slot] != floor as f64 {
                 return Err(format!("slot {slot}: decisions compute with something else"));
+            }
+            let present_milli = self.weight_milli[slot] + self.external[slot] * ORDINARY_MILLI;
+            if weight_milli != self.weight_milli[slot] || self.present_milli[slot] != present_milli as f64 {
+                return Err(format!("slot {slot}: weights miscounted"));
             }
             if requests != self.requests[slot] {
                 return Err(format!("slot {slot}: requests miscounted"));

@@ -20,6 +20,8 @@ pub struct Reservation {
     pub slot: u32,
     pub p_tokens: i64,
     pub batch: i64,
+    /// Weight of each of its engine requests, in thousandths of an ordinary one.
+    pub weight_milli: i64,
     /// Its first token has not been seen, nor taken for granted.
     pub is_queued: bool,
     pub queued_since_s: f64,

@@ -8,7 +8,9 @@ use std::sync::Arc;
 
 use crate::chunks::CHUNK_BYTES;
 use crate::endpoint_sets::FoldMap;
+use crate::extra_terms::{ExtraTerms, weighted};
 use crate::fleet_load::{FleetLoad, Reservations};
+use crate::hotspot::{HotspotDetector, HotspotSettings};
 use crate::learned_index::LearnedIndex;
 use crate::policies::{How, Policy, Rounds, TieBreak};
 use crate::prefix_index::PrefixIndex;
@@ -40,6 +42,9 @@ pub struct Request<'a> {
     pub cache_reads: bool,
     pub policy: Policy,
     pub batch_max: Option<i64>,
+    /// Of its class, in thousandths of an ordinary request.
+    pub weight_milli: i64,
+    pub extra: ExtraTerms<'a>,
 }
 
 #[derive(Debug)]
@@ -124,6 +129,7 @@ pub struct Scheduler {
     /// (slot, chunk) -> own reservations that wait for it, in order.
     watch: FoldMap<(u32, u64), Vec<Key>>,
     is_approximate: Vec<bool>,
+    hotspots: HotspotDetector,
     matcher: Matcher,
     /// Room for the scores and hits of a decision. Between decisions no slot has a hit in it.
     scores: Vec<f64>,
@@ -147,6 +153,7 @@ impl Scheduler {
             next_id: 1,
             watch: FoldMap::default(),
             is_approximate: Vec::new(),
+            hotspots: HotspotDetector::default(),
             matcher: Matcher::default(),
             scores: Vec::new(),
             hit_tokens: Vec::new(),
@@ -191,6 +198,7 @@ impl Scheduler {
         self.is_approximate[slot as usize] = false;
         self.load.reset_slot(slot, &self.settings, &mut self.reservations);
         self.rounds.slot_reset(slot as usize);
+        self.hotspots.slot_reset(slot as usize);
     }
 
     pub fn kv_apply(
@@ -263,7 +271,17 @@ impl Scheduler {
         let matches = self.matches(request, &candidates);
         let prompt_tokens = matches.iter().flatten().map(|found| found.prompt_tokens).sum();
         let hits = if request.cache_reads { self.whole_block_hits(&matches) } else { Vec::new() };
+        let alarm = self.hotspot_alarm(request, &matches, &candidates, now_s);
+        if let Some(alarm) = alarm.filter(|_| request.policy != Policy::Product) {
+            self.route_in_the_shadow(alarm, request, &candidates, prompt_tokens, &hits);
+        }
         let scoring = self.score(request, &candidates, prompt_tokens, &hits);
+        let left_out = alarm
+            .filter(|_| request.policy == Policy::Product)
+            .and_then(|alarm| self.hotspots.routed(alarm, &candidates, &self.scores, true));
+        for &slot in left_out.iter().flat_map(|left_out| &left_out.slots) {
+            self.scores[slot as usize] = f64::INFINITY;
+        }
         let (ranked, how) = self.ties.best(&mut self.scores, &self.load.present, RANKED);
         let (Some(&slot), Some(how)) = (ranked.first(), how) else { return Err(Refusal::NoEndpoints) };
         if request.policy == Policy::RoundRobin {
@@ -277,9 +295,14 @@ impl Scheduler {
             hits,
             queued_tokens: self.load.queued_tokens.clone(),
             present: self.load.present.clone(),
+            present_milli: self.load.present_milli.clone(),
             batch: request.batch,
+            expert_factor: request.extra.expert_factor.to_vec(),
+            network_tokens: self.network_tokens(request),
+            log_above_tokens: request.extra.log_above_tokens,
             floor: Arc::clone(&self.load.floor),
             scoring,
+            left_out,
         };
         let key = (Origin::Own, self.next_id);
         self.next_id += 1;
@@ -288,6 +311,7 @@ impl Scheduler {
             slot,
             p_tokens: own_tokens,
             batch: request.batch,
+            weight_milli: request.weight_milli,
             is_queued: true,
             queued_since_s: now_s,
             served_s: None,
@@ -352,6 +376,7 @@ impl Scheduler {
     }
 
     pub fn advance(&mut self, now_s: f64) -> Vec<u64> {
+        self.hotspots.advance(now_s);
         let faded = self.load.advance(&mut self.reservations, now_s, &self.settings);
         for &key in &faded {
             self.settle(key, now_s);
@@ -373,6 +398,7 @@ impl Scheduler {
         hashes: &[u64],
         tokens: &[u32],
         now_s: f64,
+        weight_milli: i64,
     ) {
         if !self.peers.contains_key(&incarnation) && self.peers.len() >= REPLICAS_MAX {
             return;
@@ -390,6 +416,7 @@ impl Scheduler {
                 slot,
                 p_tokens,
                 batch,
+                weight_milli,
                 is_queued: true,
                 queued_since_s: now_s,
                 served_s: None,
@@ -444,6 +471,14 @@ impl Scheduler {
                 self.ended((Origin::Peer(incarnation), id), now_s);
             }
         }
+    }
+
+    pub fn hotspots(&self) -> &HotspotDetector {
+        &self.hotspots
+    }
+
+    pub fn watch_hotspots(&mut self, settings: Option<HotspotSettings>) {
+        self.hotspots.set(settings);
     }
 
     pub fn load(&self) -> &FleetLoad {
@@ -555,26 +590,68 @@ impl Scheduler {
         hits
     }
 
+    /// P times B of every slot, into `scores`, which are empty.
+    fn product(&mut self, request: &Request, prompt_tokens: i64, hits: impl Iterator<Item = (u32, i64)> + Clone) {
+        self.hit_tokens.resize(self.live.len(), 0.0);
+        hits.clone().for_each(|(slot, tokens)| self.hit_tokens[slot as usize] = tokens as f64);
+        let (prompt, batch) = (prompt_tokens as f64, request.batch as f64);
+        let columns = self.load.queued_tokens.iter().zip(self.load.floor.iter());
+        let columns = columns.zip(&self.hit_tokens);
+        let of_slots = columns.map(|((&queued, &floor), &hit)| p_tokens(queued, prompt, hit, floor));
+        let present_milli = &self.load.present_milli;
+        if request.extra.act_on_p() {
+            self.scores.extend(of_slots);
+            request.extra.apply(&mut self.scores, &self.load.prefill_rate);
+            self.scores.iter_mut().zip(present_milli).for_each(|(p, &milli)| *p *= weighted(milli, batch));
+        } else {
+            self.scores.extend(of_slots.zip(present_milli).map(|(p, &milli)| p * weighted(milli, batch)));
+        }
+        hits.for_each(|(slot, _)| self.hit_tokens[slot as usize] = 0.0);
+    }
+
+    /// The hotspot detector's alarm for the class of a request, which it knows by its first prompt as the first card
+    /// renders it; requests without one it does not count.
+    fn hotspot_alarm(
+        &mut self,
+        request: &Request,
+        matches: &[Option<Match>],
+        candidates: &[u64],
+        now_s: f64,
+    ) -> Option<usize> {
+        let chain = request.prompts.first()?.first().map_or(&[][..], |prompt| prompt.chain);
+        let found = matches.first().and_then(Option::as_ref);
+        let hits = found.iter().flat_map(|found| &found.hits).map(|hit| (hit.slot, hit.held.chunks as usize));
+        self.hotspots.arrived(chain, hits, candidates, request.policy == Policy::Product, now_s)
+    }
+
+    /// What the product would say if nobody but the alarm's holders held the prefix. Another policy places.
+    fn route_in_the_shadow(
+        &mut self,
+        alarm: usize,
+        request: &Request,
+        candidates: &[u64],
+        prompt_tokens: i64,
+        hits: &[(u32, i64)],
+    ) {
+        let holders = self.hotspots.holders(alarm).to_vec();
+        let holds = |slot: u32| holders[slot as usize / 64] >> (slot % 64) & 1 == 1;
+        self.scores.clear();
+        self.product(request, prompt_tokens, hits.iter().copied().filter(|&(slot, _)| holds(slot)));
+        self.hotspots.routed(alarm, candidates, &self.scores, false);
+    }
+
     /// The score of every slot, into `scores`.
     fn score(&mut self, request: &Request, candidates: &[u64], prompt_tokens: i64, hits: &[(u32, i64)]) -> Scoring {
         let slots = self.live.len();
         let batch = request.batch as f64;
         self.scores.clear();
-        self.hit_tokens.resize(slots, 0.0);
         let scoring = match request.policy {
             Policy::Product => {
-                hits.iter().for_each(|&(slot, tokens)| self.hit_tokens[slot as usize] = tokens as f64);
-                let prompt = prompt_tokens as f64;
-                let columns = self.load.queued_tokens.iter().zip(self.load.floor.iter());
-                let columns = columns.zip(&self.load.present).zip(&self.hit_tokens);
-                self.scores.extend(
-                    columns.map(|(((&q, &floor), &present), &hit)| p_tokens(q, prompt, hit, floor) * (present + batch)),
-                );
-                hits.iter().for_each(|&(slot, _)| self.hit_tokens[slot as usize] = 0.0);
+                self.product(request, prompt_tokens, hits.iter().copied());
                 Scoring::Product
             }
             Policy::LeastRequest => {
-                self.scores.extend(self.load.present.iter().map(|&present| present + batch));
+                self.scores.extend(self.load.present_milli.iter().map(|&milli| weighted(milli, batch)));
                 Scoring::LeastRequest
             }
             Policy::RoundRobin => {
@@ -593,6 +670,11 @@ impl Scheduler {
             }
         }
         if matches!(scoring, Scoring::Given(_)) { Scoring::Given(self.scores.clone()) } else { scoring }
+    }
+
+    /// What each slot would prefill during its round trip.
+    fn network_tokens(&self, request: &Request) -> Vec<f64> {
+        request.extra.rtt_s.iter().zip(&self.load.prefill_rate).map(|(rtt, rate)| rtt * rate).collect()
     }
 
     /// Claim the chunks that the chosen slot's engine does not hold yet, and watch for the last whole one.
@@ -757,6 +839,7 @@ impl Scheduler {
     /// What is wrong with the state, if anything. Costs as much as all of it: for tests.
     pub fn check(&self) -> Result<(), String> {
         self.index.check()?;
+        self.hotspots.check()?;
         self.learned.check()?;
         self.load.check(&self.reservations)?;
         self.speculation.check()?;

@@ -3,6 +3,9 @@
 
 use std::sync::Arc;
 
+use crate::extra_terms::{smooth, weighted};
+use crate::hotspot::LeftOut;
+
 /// Arrays run over slots. Slots that were no candidates have 0, and an infinite score.
 #[derive(Debug)]
 pub struct Terms {
@@ -13,10 +16,18 @@ pub struct Terms {
     pub queued_tokens: Vec<f64>,
     /// Requests there before this one.
     pub present: Vec<f64>,
+    /// The same with the weights of their classes, in thousandths.
+    pub present_milli: Vec<f64>,
     pub batch: i64,
+    /// What P is multiplied by, and what is added to it then; 1 and 0 beyond their ends.
+    pub expert_factor: Vec<f64>,
+    pub network_tokens: Vec<f64>,
+    pub log_above_tokens: f64,
     /// The least P of each slot: a block.
     pub floor: Arc<Vec<f64>>,
     pub scoring: Scoring,
+    /// Holders of a hotspot's prefix that were no candidates for once.
+    pub left_out: Option<LeftOut>,
 }
 
 #[derive(Debug)]
@@ -56,11 +67,44 @@ impl Terms {
         self.of_candidates(0.0, |slot| self.queued_tokens[slot])
     }
 
-    pub fn p_tokens(&self) -> Vec<f64> {
+    /// Before the logarithm.
+    pub fn p_linear_tokens(&self) -> Vec<f64> {
         let hits = self.all_hits();
         self.of_candidates(0.0, |slot| {
-            p_tokens(self.queued_tokens[slot], self.prompt_tokens as f64, hits[slot] as f64, self.floor[slot])
+            let (queued, prompt) = (self.queued_tokens[slot], self.prompt_tokens as f64);
+            let p = p_tokens(queued, prompt, hits[slot] as f64, self.floor[slot]);
+            p * self.factor_of(slot) + self.network_of(slot)
         })
+    }
+
+    pub fn p_tokens(&self) -> Vec<f64> {
+        let mut p_tokens = self.p_linear_tokens();
+        smooth(&mut p_tokens, self.log_above_tokens);
+        p_tokens
+    }
+
+    pub fn network_tokens(&self) -> Vec<f64> {
+        self.of_candidates(0.0, |slot| self.network_of(slot))
+    }
+
+    pub fn expert_factor(&self) -> Vec<f64> {
+        self.of_candidates(0.0, |slot| self.factor_of(slot))
+    }
+
+    fn factor_of(&self, slot: usize) -> f64 {
+        self.expert_factor.get(slot).copied().unwrap_or(1.0)
+    }
+
+    fn network_of(&self, slot: usize) -> f64 {
+        self.network_tokens.get(slot).copied().unwrap_or(0.0)
+    }
+
+    pub fn weighted_batch(&self) -> Vec<f64> {
+        self.of_candidates(0.0, |slot| self.weight_of(slot))
+    }
+
+    fn weight_of(&self, slot: usize) -> f64 {
+        weighted(self.present_milli[slot], self.batch as f64)
     }
 
     pub fn batch(&self) -> Vec<i64> {
@@ -68,13 +112,15 @@ impl Terms {
     }
 
     pub fn score(&self) -> Vec<f64> {
-        let batch = |slot: usize| self.present[slot] + self.batch as f64;
         match &self.scoring {
             Scoring::Given(scores) => scores.clone(),
-            Scoring::LeastRequest => self.of_candidates(f64::INFINITY, batch),
+            Scoring::LeastRequest => self.of_candidates(f64::INFINITY, |slot| self.weight_of(slot)),
             Scoring::Product => {
                 let p_tokens = self.p_tokens();
-                self.of_candidates(f64::INFINITY, |slot| p_tokens[slot] * batch(slot))
+                let mut score = self.of_candidates(f64::INFINITY, |slot| p_tokens[slot] * self.weight_of(slot));
+                let left_out = self.left_out.iter().flat_map(|left_out| &left_out.slots);
+                left_out.for_each(|&slot| score[slot as usize] = f64::INFINITY);
+                score
             }
         }
     }

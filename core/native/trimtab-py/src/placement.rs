@@ -13,7 +13,11 @@ pub struct Placement {
     hit_tokens: Array<i64>,
     queued_tokens: Array<f64>,
     p_tokens: Array<f64>,
+    p_linear_tokens: Array<f64>,
+    network_tokens: Array<f64>,
+    expert_factor: Array<f64>,
     batch: Array<i64>,
+    weighted_batch: Array<f64>,
     score: Array<f64>,
 }
 
@@ -26,7 +30,11 @@ impl Placement {
             hit_tokens: PyOnceLock::new(),
             queued_tokens: PyOnceLock::new(),
             p_tokens: PyOnceLock::new(),
+            p_linear_tokens: PyOnceLock::new(),
+            network_tokens: PyOnceLock::new(),
+            expert_factor: PyOnceLock::new(),
             batch: PyOnceLock::new(),
+            weighted_batch: PyOnceLock::new(),
             score: PyOnceLock::new(),
         }
     }
@@ -72,8 +80,24 @@ impl Placement {
         self.array(py, &self.p_tokens, Terms::p_tokens)
     }
     #[getter]
+    fn p_linear_tokens<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<f64>> {
+        self.array(py, &self.p_linear_tokens, Terms::p_linear_tokens)
+    }
+    #[getter]
+    fn network_tokens<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<f64>> {
+        self.array(py, &self.network_tokens, Terms::network_tokens)
+    }
+    #[getter]
+    fn expert_factor<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<f64>> {
+        self.array(py, &self.expert_factor, Terms::expert_factor)
+    }
+    #[getter]
     fn batch<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<i64>> {
         self.array(py, &self.batch, Terms::batch)
+    }
+    #[getter]
+    fn weighted_batch<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<f64>> {
+        self.array(py, &self.weighted_batch, Terms::weighted_batch)
     }
     #[getter]
     fn score<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<f64>> {
@@ -85,7 +109,8 @@ impl Placement {
     }
     #[getter]
     fn reason(&self) -> String {
-        format!("{}: {}", self.core.policy.name(), self.core.how.words())
+        let away = if self.core.terms.left_out.is_some() { ", away from a hotspot" } else { "" };
+        format!("{}: {}{away}", self.core.policy.name(), self.core.how.words())
     }
     #[getter]
     fn sample_hashes<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<u64>> {
@@ -94,6 +119,17 @@ impl Placement {
     #[getter]
     fn sample_tokens<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<u32>> {
         PyArray1::from_slice(py, &self.core.sample_tokens)
+    }
+    #[getter]
+    fn hotspot(&self) -> Option<u64> {
+        self.core.terms.left_out.as_ref().map(|left_out| left_out.prefix_class)
+    }
+    #[getter]
+    fn left_out<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, pyo3::types::PyTuple>> {
+        pyo3::types::PyTuple::new(
+            py,
+            self.core.terms.left_out.iter().flat_map(|left_out| left_out.slots.clone()).collect::<Vec<_>>(),
+        )
     }
     fn __repr__(&self) -> String {
         format!("Placement(reservation_id={}, slot={}, {})", self.core.reservation_id, self.core.slot, self.reason())

@@ -5,6 +5,8 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyFrozenSet, PyTuple};
+use trimtab_core::extra_terms::{ExtraTerms, ORDINARY_MILLI};
+use trimtab_core::hotspot::HotspotSettings;
 use trimtab_core::policies::Policy;
 use trimtab_core::scheduler::{self as core, Refusal, UnknownSlot};
 use trimtab_core::settings::Settings;
@@ -16,6 +18,8 @@ static UNKNOWN_SLOT: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 static REJECTION: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 static RECORD: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 static LOAD_VIEW: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+static HOTSPOT: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+static HOTSPOT_VIEW: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 
 fn unknown_slot(py: Python<'_>, error: &UnknownSlot) -> PyErr {
     let message = format!("slot {} is not in use", error.0);
@@ -53,6 +57,49 @@ impl<'py> Rendering<'py> {
     fn prompt(&mut self) -> core::Prompt<'_> {
         let chain = elements_of(&self.chain, &mut self.copy);
         core::Prompt { chain, size_bytes: self.size_bytes, tokens: self.tokens }
+    }
+}
+
+/// What `trimtab_core.extra_terms.ExtraTerms` has; its arrays are copied only where they are not contiguous.
+struct Extra<'py> {
+    weight_milli: i64,
+    log_above_tokens: f64,
+    expert_factor: Option<Bound<'py, PyArray1<f64>>>,
+    rtt_s: Option<Bound<'py, PyArray1<f64>>>,
+    copies: [Vec<f64>; 2],
+}
+
+impl<'py> Extra<'py> {
+    fn of(extra: &Bound<'py, PyAny>) -> PyResult<Self> {
+        let py = extra.py();
+        let copies = [Vec::new(), Vec::new()];
+        if extra.is_none() {
+            let weight_milli = ORDINARY_MILLI;
+            return Ok(Self { weight_milli, log_above_tokens: 0.0, expert_factor: None, rtt_s: None, copies });
+        }
+        let of_slots = |name| {
+            let value = extra.getattr(name)?;
+            if value.is_none() { Ok(None) } else { array::<f64>(value).map(Some) }
+        };
+        Ok(Self {
+            weight_milli: extra.getattr(pyo3::intern!(py, "weight_milli"))?.extract()?,
+            log_above_tokens: extra.getattr(pyo3::intern!(py, "log_above_tokens"))?.extract()?,
+            expert_factor: of_slots(pyo3::intern!(py, "expert_factor"))?,
+            rtt_s: of_slots(pyo3::intern!(py, "rtt_s"))?,
+            copies,
+        })
+    }
+
+    fn terms(&mut self, slots: usize) -> ExtraTerms<'_> {
+        let [factors, trips] = &mut self.copies;
+        let of_slots = |values: &'_ [f64]| values.len().min(slots);
+        let expert_factor = self.expert_factor.as_ref().map_or(&[][..], |values| elements_of(values, factors));
+        let rtt_s = self.rtt_s.as_ref().map_or(&[][..], |values| elements_of(values, trips));
+        ExtraTerms {
+            expert_factor: &expert_factor[..of_slots(expert_factor)],
+            rtt_s: &rtt_s[..of_slots(rtt_s)],
+            log_above_tokens: self.log_above_tokens,
+        }
     }
 }
 
@@ -178,6 +225,7 @@ impl Scheduler {
         let batch: i64 = of(pyo3::intern!(py, "batch"))?.extract()?;
         let cache_reads: bool = of(pyo3::intern!(py, "cache_reads"))?.extract()?;
         let batch_max: Option<i64> = of(pyo3::intern!(py, "batch_max"))?.extract()?;
+        let mut extra = Extra::of(&of(pyo3::intern!(py, "extra"))?)?;
         // From here on no Python code runs, so the arrays may be looked into.
         let (mut v, mut e, mut c) = (Vec::new(), Vec::new(), Vec::new());
         let parsed = core::Request {
@@ -190,6 +238,8 @@ impl Scheduler {
             cache_reads,
             policy,
             batch_max,
+            weight_milli: extra.weight_milli,
+            extra: extra.terms(self.core.slot_count()),
         };
         match self.core.place(&parsed, now_s) {
             Ok(placement) => Ok(Placement::new(placement).into_pyobject(py)?.into_any().unbind()),
@@ -231,6 +281,7 @@ impl Scheduler {
                 fields.set_item("slot", reservation.slot)?;
                 fields.set_item("p_tokens", if reservation.is_queued { reservation.p_tokens } else { 0 })?;
                 fields.set_item("batch", reservation.batch)?;
+                fields.set_item("weight_milli", reservation.weight_milli)?;
                 let hashes: &[u64] = if has_claim { &reservation.sample_hashes } else { &[] };
                 let tokens: &[u32] = if has_claim { &reservation.sample_tokens } else { &[] };
                 fields.set_item("sample_hashes", PyArray1::from_slice(py, hashes))?;
@@ -245,6 +296,7 @@ impl Scheduler {
     }
 
     #[allow(clippy::too_many_arguments)] // the fields of one entry of the load log
+    #[pyo3(signature = (incarnation, reservation_id, slot, p_tokens, batch, sample_hashes, sample_tokens, now_s, weight_milli=1000))]
     fn peer_reserve(
         &mut self,
         incarnation: u64,
@@ -255,10 +307,11 @@ impl Scheduler {
         sample_hashes: &Bound<'_, PyArray1<u64>>,
         sample_tokens: &Bound<'_, PyArray1<u32>>,
         now_s: f64,
+        weight_milli: i64,
     ) -> PyResult<()> {
         let (mut h, mut t) = (Vec::new(), Vec::new());
         let (hashes, tokens) = paired(elements_of(sample_hashes, &mut h), elements_of(sample_tokens, &mut t))?;
-        self.core.peer_reserve(incarnation, reservation_id, slot, p_tokens, batch, hashes, tokens, now_s);
+        self.core.peer_reserve(incarnation, reservation_id, slot, p_tokens, batch, hashes, tokens, now_s, weight_milli);
         Ok(())
     }
 
@@ -278,6 +331,41 @@ impl Scheduler {
         self.core.peer_drop(incarnation, now_s);
     }
 
+    fn watch_hotspots(&mut self, settings: &Bound<'_, PyAny>) -> PyResult<()> {
+        let parsed = if settings.is_none() {
+            None
+        } else {
+            let (window_s, acts) = (settings.getattr("window_s")?.extract()?, settings.getattr("acts")?.extract()?);
+            Some(HotspotSettings { window_s, acts })
+        };
+        self.core.watch_hotspots(parsed);
+        Ok(())
+    }
+
+    fn hotspots<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let detector = self.core.hotspots();
+        let class = python_class(py, &HOTSPOT, "trimtab_core.hotspot", "Hotspot")?;
+        let hotspots = detector.hotspots().map(|hotspot| {
+            let fields = PyDict::new(py);
+            fields.set_item("prefix_class", hotspot.prefix_class)?;
+            fields.set_item("since_s", hotspot.since_s)?;
+            fields.set_item("is_acted_on", hotspot.is_acted_on)?;
+            fields.set_item("holders", hotspot.holders)?;
+            fields.set_item("others", hotspot.others)?;
+            fields.set_item("in_class", hotspot.in_class)?;
+            fields.set_item("arrivals", hotspot.arrivals)?;
+            class.call((), Some(&fields))
+        });
+        let (raised, acted) = detector.counters();
+        let fields = PyDict::new(py);
+        fields.set_item("hotspots", PyTuple::new(py, hotspots.collect::<PyResult<Vec<_>>>()?)?)?;
+        fields.set_item("arrivals", detector.arrivals().len())?;
+        fields.set_item("prefixes", detector.arrivals().prefixes())?;
+        fields.set_item("raised", raised)?;
+        fields.set_item("acted", acted)?;
+        python_class(py, &HOTSPOT_VIEW, "trimtab_core.hotspot", "HotspotView")?.call((), Some(&fields))
+    }
+
     fn load<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let load = self.core.load();
         let fields = PyDict::new(py);
@@ -285,6 +373,7 @@ impl Scheduler {
         fields.set_item("external", PyArray1::from_slice(py, &load.external))?;
         fields.set_item("queued_tokens", PyArray1::from_slice(py, &load.queued_tokens))?;
         fields.set_item("prefill_rate", PyArray1::from_slice(py, &load.prefill_rate))?;
+        fields.set_item("weight_milli", PyArray1::from_slice(py, &load.weight_milli))?;
         python_class(py, &LOAD_VIEW, "trimtab_core.placement", "LoadView")?.call((), Some(&fields))
     }
 

@@ -6,7 +6,7 @@ use std::os::fd::{FromRawFd, OwnedFd};
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyList, PyString, PyTuple};
+use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 use trimtab_front::{Code, Event, Message, Settings, Status, TlsConfig, frame, tls_config};
 
 const HALF_CLOSED: u8 = 0;
@@ -135,10 +135,46 @@ fn bytes<'py>(py: Python<'py>, message: &Message) -> PyResult<Bound<'py, PyBytes
     })
 }
 
+const REQUEST_HEADERS: u8 = 0;
+const REQUEST_BODY: u8 = 1;
+const RESPONSE_HEADERS: u8 = 2;
+const RESPONSE_BODY: u8 = 3;
+
+/// One message of a gateway: which it is (a number above) and what it says; None: the full reader has to look at it.
+#[pyfunction]
+fn read_message<'py>(py: Python<'py>, message: &[u8]) -> PyResult<Option<Bound<'py, PyTuple>>> {
+    let told = match trimtab_wire::read(message) {
+        None => return Ok(None),
+        Some(trimtab_wire::Message::RequestHeaders { headers, end_of_stream, modes, is_usual_untold }) => {
+            (REQUEST_HEADERS, dict(py, &headers)?, end_of_stream, modes, is_usual_untold).into_pyobject(py)?
+        }
+        Some(trimtab_wire::Message::RequestBody { body, end_of_stream, head, modes, is_usual_untold }) => {
+            let head = head.map(|headers| dict(py, &headers)).transpose()?;
+            (REQUEST_BODY, PyBytes::new(py, body), end_of_stream, head, modes, is_usual_untold).into_pyobject(py)?
+        }
+        Some(trimtab_wire::Message::ResponseHeaders { headers, end_of_stream, modes }) => {
+            (RESPONSE_HEADERS, dict(py, &headers)?, end_of_stream, modes).into_pyobject(py)?
+        }
+        Some(trimtab_wire::Message::ResponseBody { body, end_of_stream }) => {
+            (RESPONSE_BODY, PyBytes::new(py, body), end_of_stream).into_pyobject(py)?
+        }
+    };
+    Ok(Some(told))
+}
+
+fn dict<'py>(py: Python<'py>, headers: &trimtab_wire::Headers<'_>) -> PyResult<Bound<'py, PyDict>> {
+    let dict = PyDict::new(py);
+    for (name, value) in headers {
+        dict.set_item(PyString::intern(py, name), PyString::new(py, value))?;
+    }
+    Ok(dict)
+}
+
 #[pymodule]
 fn _front(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Connection>()?;
     module.add_class::<Tls>()?;
+    module.add_function(wrap_pyfunction!(read_message, module)?)?;
     for (name, value) in [("HALF_CLOSED", HALF_CLOSED), ("ENDED", ENDED), ("PAUSE", PAUSE), ("RESUME", RESUME)] {
         module.add(name, value)?;
     }
