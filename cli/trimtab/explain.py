@@ -39,7 +39,10 @@ def explain(options: ExplainOptions) -> str:
     if options.as_json:
         return json.dumps(decisions, indent=2)
     if not decisions:
-        return "No decision yet: send a request through the gateway first."
+        return (
+            "No request was placed here yet: send one through the gateway. Each picker has its own; requests that were"
+            " refused are in /metrics (trimtab_rejected_total)."
+        )
     return "\n\n".join(as_table(decision) for decision in decisions)
 
 

@@ -117,6 +117,12 @@ def _ready(facts: PoolFacts) -> Finding:
         if _is_starting(facts.envoy):
             return "False", "EnvoyStarting", text
         return "False", "EnvoyNotReady", text
+    parts: tuple[tuple[Mapping[str, Any] | None, str, Component], ...]
+    parts = ((facts.picker, "pickers", "picker"), (facts.envoy, "Envoys", "envoy"))
+    for deployment, what, component in parts:
+        if deployment is not None and (why := _why(deployment)):
+            text = f"Those {what} that are ready serve, others do not come{why}. {_see_pods(facts, component)}"
+            return "True", "UpdateStuck", text
     if ready < total:
         return "True", "PickersPartlyReady", f"{ready} of {total} pickers are ready{_why(facts.picker)}."
     return "True", "Ready", f"{_of(ready, 'picker')} ready."
@@ -226,6 +232,8 @@ def _sidecars_injected(facts: PoolFacts) -> Finding:
             " never touched. Where new pods stay without it, the webhook is not reached: see the Deployment"
             " trimtab-webhook in the operator's namespace.",
         )
+    if not pods:
+        return "Unknown", "NoPods", "There are no pods yet: see EndpointsFound."
     return "True", "SidecarsInjected", f"{_plural(members.pods_injected, 'pod')} with the sidecar."
 
 

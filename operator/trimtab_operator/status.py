@@ -51,6 +51,8 @@ _QUIET_TYPES: Final = frozenset({"PrefixAware", "GatewayAttached"})
 _STARTING: Final = frozenset({"NoPickers", "PickersStarting", "EnvoyStarting"})
 """No news of a pool that starts; of one that was ready, they are."""
 _BAD_WHEN_TRUE: Final = frozenset({"Fallback"})
+_BAD_THOUGH_TRUE: Final = frozenset({"UpdateStuck"})
+"""Reasons of a condition that holds, and somebody should know all the same."""
 _ACTIVE: Final[dict[PolicyName, ActivePolicy]] = {
     "product": "Product",
     "round_robin": "RoundRobin",
@@ -143,6 +145,7 @@ def announcements(wanted: Iterable[Mapping[str, Any]], found: Sequence[Mapping[s
         if type_ in _QUIET_TYPES or status == "Unknown":
             continue
         is_well = (status == "False") if type_ in _BAD_WHEN_TRUE else (status == "True")
+        is_well &= now["reason"] not in _BAD_THOUGH_TRUE
         if is_well and (before is None or before.get("status") in ("Unknown", status)):
             continue
         if now["reason"] in _STARTING and (before is None or before.get("status") != "True"):

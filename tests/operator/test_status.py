@@ -286,6 +286,18 @@ CASES: dict[str, tuple[PoolFacts, str, tuple[str, str], str]] = {
         ("False", "PickersStarting"),
         "None of 2 pickers is ready.",
     ),
+    "an update that is stuck": (
+        replace(WELL, picker=deployment(2, conditions=[progress("False", "ProgressDeadlineExceeded")])),
+        "Ready",
+        ("True", "UpdateStuck"),
+        "Those pickers that are ready serve, others do not come (ProgressDeadlineExceeded). See: kubectl -n default",
+    ),
+    "an update of the Envoys that is stuck": (
+        replace(WELL, envoy=deployment(1, conditions=[progress("False", "ProgressDeadlineExceeded")])),
+        "Ready",
+        ("True", "UpdateStuck"),
+        "Those Envoys that are ready serve",
+    ),
     "one picker down": (
         replace(WELL, picker=deployment(1)),
         "Ready",
@@ -445,6 +457,9 @@ def test_pickers_that_start_are_no_news_and_those_that_never_come_or_go_are() ->
     assert [(n.reason, n.type_) for n in announcements(failed, starting)] == [("PickersNotReady", "Warning")]
     assert [(n.reason, n.type_) for n in announcements(up, starting)] == [("Ready", "Normal")]
     assert [(n.reason, n.type_) for n in announcements(gone, up)] == [("PickersNotReady", "Warning")]
+    stuck = [{**up[0], "reason": "UpdateStuck"}]
+    assert [(n.reason, n.type_) for n in announcements(stuck, up)] == [("UpdateStuck", "Warning")]
+    assert announcements(up, stuck) == []
     assert [(n.reason, n.type_) for n in announcements(starting, up)] == [("PickersStarting", "Warning")]
 
 
