@@ -27,6 +27,8 @@ DOCUMENT = "All of this class begin with these words, and nobody else does. " * 
 WINDOW_S, QUIET_S = 15, 20
 """A quiet longer than the 15 s after which a detector tells again what lasts."""
 BURST_INTERVAL_S = 0.08
+ALONE_EVERY = 5
+"""Odd, so that both pickers, to which Envoy goes in turns, have their part of what is not of the class."""
 ENGINES = ("engine-a", "engine-b", "engine-c", "engine-d")
 
 
@@ -39,7 +41,7 @@ async def rig(kube: Kube, kube_config: Path, namespace: str, tmp_path: Path) -> 
 
 @contextlib.asynccontextmanager
 async def burst(session: aiohttp.ClientSession, url: str) -> AsyncIterator[None]:
-    """While it lasts, five of six requests are of one class. Each has to be answered."""
+    """While it lasts, four of five requests are of one class. Each has to be answered."""
 
     async def one(text: str) -> None:
         async with await ask(session, url, text, max_tokens=1) as response:
@@ -49,19 +51,18 @@ async def burst(session: aiohttp.ClientSession, url: str) -> AsyncIterator[None]
     async def many() -> None:
         async with asyncio.TaskGroup() as tasks:
             for number in itertools.count():
-                text = f"{number} is alone. " * 20 if number % 6 == 0 else f"{DOCUMENT}{number}"
+                text = f"{number} is alone. " * 20 if number % ALONE_EVERY == 0 else f"{DOCUMENT}{number}"
                 tasks.create_task(one(text))
                 await asyncio.sleep(BURST_INTERVAL_S)
 
     going = asyncio.create_task(many())
     try:
         yield
-        assert not going.done(), "the burst ended by itself"
     finally:
+        if going.done():
+            going.result()  # it never ends by itself: a request failed, and that is what there is to say
         going.cancel()
         await asyncio.wait([going])
-    if not going.cancelled() and (error := going.exception()) is not None:
-        raise error
 
 
 async def policy_is(rig: OperatorRig, name: str) -> bool:
@@ -118,8 +119,8 @@ async def test_a_hotspot_that_lasts_brings_round_robin_and_its_end_the_product(r
             before = await counts(session, rig)
             await asyncio.sleep(QUIET_S + WINDOW_S)
             after = await counts(session, rig)
-            assert await policy_is(rig, "round_robin"), await alarms(rig)
-            assert await each_has_one(session, rig), await alarms(rig)
+            assert await policy_is(rig, "round_robin"), story(await alarms(rig))
+            assert await each_has_one(session, rig), story(await alarms(rig))
             served = sorted(after[name] - before[name] for name in ENGINES)
             assert served[0] > 0.7 * served[-1] > 0
 
@@ -142,3 +143,12 @@ async def test_a_hotspot_that_lasts_brings_round_robin_and_its_end_the_product(r
 
 async def each_has_one(session: aiohttp.ClientSession, rig: OperatorRig) -> bool:
     return await hotspots(session, rig) == [1, 1]
+
+
+def story(written: list[Alarm]) -> str:
+    """For whoever has to find out why it went otherwise."""
+    return "\n".join(
+        f"{alarm.replica[:4]} {alarm.raised} {alarm.in_class} of {alarm.arrivals}, held by {alarm.holders} of "
+        f"{alarm.holders + alarm.others}"
+        for alarm in written
+    )
