@@ -251,7 +251,10 @@ def _store_reachable(facts: PoolFacts) -> Finding:
         return "Unknown", "NotReadYet", "The store has not been read yet."
     if not facts.is_own_store_user:
         return "True", "SharedLogin", " ".join(["The pool has a copy of the operator's own login.", *facts.store_notes])
-    answers = f"The store answers; {_of(facts.fleet.pickers, 'picker')} connected."
+    connected, total = facts.fleet.pickers, replicas(facts.picker)[1]
+    answers = f"The store answers; {_of(connected, 'picker')} connected."
+    if connected < total:
+        answers = f"The store answers; of {total} pickers {connected} connected: see the logs of the others."
     return "True", "StoreReachable", " ".join([answers, *facts.store_notes])
 
 
@@ -355,7 +358,7 @@ def _is_starting(deployment: Mapping[str, Any]) -> bool:
 def _see_pods(facts: PoolFacts, component: Component) -> str:
     key = facts.pool.key
     labels = ",".join(f"{name}={value}" for name, value in selector(key, component).items())
-    return f"See: kubectl -n {key.namespace} describe pods -l {labels}"
+    return f"See: kubectl -n {key.namespace} describe pods -l {labels}, and the same with logs"
 
 
 def _in_the_way(facts: PoolFacts, names: Sequence[str]) -> str:

@@ -341,6 +341,12 @@ CASES: dict[str, tuple[PoolFacts, str, tuple[str, str], str]] = {
         ("True", "SharedLogin"),
         "The pool has a copy of the operator's own login. It refuses (no ACL).",
     ),
+    "a picker that does not find the store": (
+        replace(WELL, picker=deployment(2), fleet=FleetReport(exact=8, pickers=1)),
+        "StoreReachable",
+        ("True", "StoreReachable"),
+        "The store answers; of 2 pickers 1 connected: see the logs of the others.",
+    ),
     "files to mount": (
         replace(WELL, store_notes=("Mount the files.",)),
         "StoreReachable",
