@@ -158,7 +158,7 @@ def test_a_decision_that_the_hotspot_detector_changed_says_so() -> None:
 
 
 def test_no_decision_yet_is_said(picker_pages: Any) -> None:
-    assert explain(ExplainOptions(urls=(picker_pages([]),), last=5, as_json=False)).startswith("No request was placed here yet")
+    assert explain(ExplainOptions(urls=(picker_pages([]),), last=5, as_json=False)).startswith("No request was placed")
 
 
 def test_no_picker_there_is_an_error_that_names_the_flag_and_the_remedy(capsys: pytest.CaptureFixture[str]) -> None:
