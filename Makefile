@@ -5,6 +5,7 @@
 #   make test         all tests, with the real Envoy and Valkey         (TEST="tests/core -k chain" for flags)
 #   make check        lint, types, rings; with cargo those of the native modules too
 #   make test-engine  the tests that need a real vLLM on the CPU        (VLLM=/path/to/bin/vllm)
+#   make test-load    the tests that make load for minutes, and want a machine to themselves
 #   make e2e          all of it in a Kubernetes cluster, one of its own where none is named (E2E=e2e/test_install.py)
 #   make generate     what follows from definitions: our CRD, the reference pages, the dashboards
 #   make pictures     the dashboards as docs/ shows them, from a live pool (needs Prometheus; three minutes)
@@ -27,10 +28,10 @@ E2E ?=
 VLLM ?= $(shell command -v vllm)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo local test check format generate pictures test-engine e2e bench clean
+.PHONY: help demo local test check format generate pictures test-engine test-load e2e bench clean
 
 help:
-	@sed -n '3,13s/^# \{0,3\}//p' Makefile
+	@sed -n '3,14s/^# \{0,3\}//p' Makefile
 
 # A stamp for each set of packages, so that a second run starts at once. The demo needs no test tools.
 $(VENV)/bin/python:
@@ -67,7 +68,10 @@ local: $(VENV)/.demo
 	@$(BIN)/trimtab local
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -m 'not engine' $(TEST)
+	$(BIN)/python -m pytest -m 'not engine and not load' $(TEST)
+
+test-load: $(VENV)/.dev
+	$(BIN)/python -m pytest -m load tests $(TEST)
 
 test-engine: $(VENV)/.dev
 	@test -x "$(VLLM)" || { echo "make test-engine needs a vLLM on the CPU: VLLM=/path/to/bin/vllm" >&2; exit 1; }

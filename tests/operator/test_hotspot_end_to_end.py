@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import os
+import random
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from trimtab_operator.kube import EVENTS, Kube
 from trimtab_state import Alarm, AlarmReader, connect
 
 pytestmark = [
+    pytest.mark.load,
     pytest.mark.stack,
     pytest.mark.timeout(420),
     pytest.mark.skipif(os.geteuid() != 0, reason="a cluster's DNS for Envoy needs a mount namespace, so root"),
@@ -27,8 +29,8 @@ DOCUMENT = "All of this class begin with these words, and nobody else does. " * 
 WINDOW_S, QUIET_S = 15, 20
 """A quiet longer than the 15 s after which a detector tells again what lasts."""
 BURST_INTERVAL_S = 0.08
-ALONE_EVERY = 5
-"""Odd, so that both pickers, to which Envoy goes in turns, have their part of what is not of the class."""
+ALONE_SHARE = 0.2
+"""Drawn, so that both pickers, to which Envoy goes in turns, have their part of what is not of the class."""
 ENGINES = ("engine-a", "engine-b", "engine-c", "engine-d")
 
 
@@ -48,10 +50,12 @@ async def burst(session: aiohttp.ClientSession, url: str) -> AsyncIterator[None]
             assert response.status == 200, await response.text()
             await response.read()
 
+    rng = random.Random(7)
+
     async def many() -> None:
         async with asyncio.TaskGroup() as tasks:
             for number in itertools.count():
-                text = f"{number} is alone. " * 20 if number % ALONE_EVERY == 0 else f"{DOCUMENT}{number}"
+                text = f"{number} is alone. " * 20 if rng.random() < ALONE_SHARE else f"{DOCUMENT}{number}"
                 tasks.create_task(one(text))
                 await asyncio.sleep(BURST_INTERVAL_S)
 
