@@ -22,6 +22,8 @@ from trimtab.processes import ProcessError
 from trimtab_core.errors import CoreUnavailable
 
 ENDPOINTS_MAX: Final = 64
+PICKER_URL: Final = "http://127.0.0.1:9090"
+"""Where `explain` and `top` look by default."""
 INTERRUPTED: Final = 130
 """Exit status after Ctrl-C, as shells have it."""
 
@@ -91,6 +93,24 @@ def _parser() -> argparse.ArgumentParser:
     )
     explain.add_argument("--json", action="store_true", help="everything, for programs, in the same order")
     explain.set_defaults(run=_explain, parser=explain)
+
+    top = verbs.add_parser("top", help="what pickers believe of their endpoints now")
+    top.add_argument(
+        "--url",
+        action="append",
+        metavar="URL",
+        help="a picker's metrics port; repeat for several, to see whether they agree (default: http://127.0.0.1:9090)",
+    )
+    top.add_argument(
+        "--watch",
+        type=whole_number(1, 3600),
+        nargs="?",
+        const=2,
+        default=None,
+        metavar="SECONDS",
+        help="again and again until Ctrl-C, with rates in place of totals (default: every 2)",
+    )
+    top.set_defaults(run=_top, parser=top)
     return parser
 
 
@@ -143,8 +163,19 @@ def _local(options: argparse.Namespace) -> None:
 def _explain(options: argparse.Namespace) -> None:
     from trimtab.explain import ExplainOptions, explain
 
-    urls = tuple(options.url or ("http://127.0.0.1:9090",))
+    urls = tuple(options.url or (PICKER_URL,))
     print(explain(ExplainOptions(urls=urls, last=options.last, as_json=options.json)))
+
+
+def _top(options: argparse.Namespace) -> None:
+    from trimtab.top import CLEAR, top, watch
+
+    urls = tuple(options.url or (PICKER_URL,))
+    if options.watch is None:
+        print(asyncio.run(top(urls)))
+        return
+    start = CLEAR if sys.stdout.isatty() else "\n"
+    _run(watch(urls, every_s=options.watch, show=lambda text: _say(start + text)))
 
 
 def _choice(options: argparse.Namespace) -> EngineChoice:

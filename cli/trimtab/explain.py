@@ -1,4 +1,5 @@
-"""`trimtab explain`: the last decisions of running pickers, each with what every endpoint had to offer.
+"""`trimtab explain`: the last decisions of running pickers, each with what every endpoint had to offer, and the last
+requests that they refused.
 
 Its one rule: it shows what the picker wrote down at the moment of the choice and computes nothing anew. It must not
 change anything in the picker.
@@ -14,12 +15,13 @@ from typing import Any, Final
 
 import aiohttp
 
-from trimtab.errors import UsageError
+from trimtab.picker_pages import fetch_json, session
 
 LAST_MAX: Final = 256
 """Decisions that a picker keeps."""
-TIMEOUT_S: Final = 10.0
-_COLUMNS: Final = ("endpoint", "hit", "queued", "P", "B", "score = P x B")
+_COLUMNS: Final = ("endpoint", "hit", "queued", "P", "B")
+_DECIDED_BY: Final = {"product": "score = P x B", "least_request": "score = B", "round_robin": "turn"}
+"""The last column, by policy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,18 +41,18 @@ def explain(options: ExplainOptions) -> str:
     if options.as_json:
         return json.dumps(decisions, indent=2)
     if not decisions:
-        return (
-            "No request was placed here yet: send one through the gateway. Each picker has its own; requests that were"
-            " refused are in /metrics (trimtab_rejected_total)."
-        )
+        return "No request was placed or refused here yet: send one through the gateway. Each picker has its own."
     return "\n\n".join(as_table(decision) for decision in decisions)
 
 
 def as_table(decision: Mapping[str, Any]) -> str:
     """One decision as lines: the request, then a row for each endpoint, best first."""
+    if decision.get("refused"):
+        return "\n".join([_title(decision), *(f"  {e['endpoint']}  {e['verdict']}" for e in decision["endpoints"])])
+    columns = (*_COLUMNS, _DECIDED_BY.get(decision["policy"], "score"))
     rows = [_row(endpoint) for endpoint in decision["endpoints"]]
-    widths = [max(len(row[column]) for row in [_COLUMNS, *rows]) for column in range(len(_COLUMNS))]
-    lines = [_title(decision), _aligned(_COLUMNS, widths)]
+    widths = [max(len(row[column]) for row in [columns, *rows]) for column in range(len(columns))]
+    lines = [_title(decision), _aligned(columns, widths)]
     for row, endpoint in zip(rows, decision["endpoints"], strict=True):
         mark = "<--" if endpoint["verdict"].startswith("won") else "   "
         lines.append(f"{_aligned(row, widths)}  {mark} {endpoint['verdict']}")
@@ -75,12 +77,21 @@ def _title(decision: Mapping[str, Any]) -> str:
     parts = [
         f"{decision['age_s']:.1f} s ago",
         f"{decision['kind']} for {decision['model']}",
-        f"{decision['prompt_tokens']} prompt tokens",
     ]
+    if refused := decision.get("refused"):
+        parts.append(f"refused with {refused['status']} {refused['reason']}: {refused['message']}")
+    else:
+        parts.append(f"{decision['prompt_tokens']} prompt tokens")
     if decision.get("class"):
         parts.append(f"class {decision['class']}")
+    if decision.get("objective"):
+        parts.append(f"objective {decision['objective']}" + ("" if decision["objective_known"] else " (not known)"))
+    if decision.get("priority"):
+        parts.append(f"priority {decision['priority']}")
     if decision.get("waited_s"):
-        parts.append(f"waited {decision['waited_s']:.2f} s for a place")
+        parts.append(f"waited {decision['waited_s']:.2f} s for a place" + (" in vain" if refused else ""))
+    if decision.get("moved_from"):
+        parts.append(f"moved from {', '.join(decision['moved_from'])}, which another picker chose at the same moment")
     if decision.get("request_id"):
         parts.append(f"request {decision['request_id']}")
     if decision.get("picker"):
@@ -95,7 +106,7 @@ def _row(endpoint: Mapping[str, Any]) -> tuple[str, ...]:
         _number(endpoint.get("queued_tokens")),
         _number(endpoint.get("p_tokens")),
         _weight(endpoint.get("weighted_batch", endpoint.get("batch"))),
-        _number(endpoint.get("score")),
+        endpoint.get("turn") or _number(endpoint.get("score")),
     )
 
 
@@ -127,27 +138,13 @@ def _aligned(cells: Sequence[str], widths: Iterable[int]) -> str:
 
 async def _fetch_all(options: ExplainOptions) -> list[dict[str, Any]]:
     """The newest `last` decisions of all pickers, the newest last."""
-    timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
-    async with aiohttp.ClientSession(timeout=timeout) as session:
-        answers = await asyncio.gather(*(_fetch(session, url, options.last) for url in options.urls))
+    async with session() as pages:
+        answers = await asyncio.gather(*(_fetch(pages, url, options.last) for url in options.urls))
     decisions = [decision for answer in answers for decision in answer]
     newest_first = sorted(decisions, key=lambda decision: float(decision["age_s"]))
     return newest_first[: options.last][::-1]
 
 
-async def _fetch(session: aiohttp.ClientSession, url: str, last: int) -> list[dict[str, Any]]:
-    page = f"{url.rstrip('/')}/decisions?count={last}"
-    try:
-        async with session.get(page) as response:
-            if response.status != 200:
-                raise UsageError(f"--url {url}: {page} answered {response.status}; is this a picker's metrics port?")
-            document = await response.json(content_type=None)
-    except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        reason = str(error) or type(error).__name__
-        raise UsageError(
-            f"--url {url}: no picker answers there ({reason}). `trimtab local` prints its pickers' URLs; in a cluster, "
-            "forward port 9090 of a picker's pod: kubectl port-forward deploy/trimtab-POOL 9090"
-        ) from error
-    except ValueError as error:
-        raise UsageError(f"--url {url}: {page} is no JSON; is this a picker's metrics port?") from error
+async def _fetch(pages: aiohttp.ClientSession, url: str, last: int) -> list[dict[str, Any]]:
+    document = await fetch_json(pages, url, f"/decisions?count={last}")
     return [{**decision, "picker": url} for decision in document["decisions"]]

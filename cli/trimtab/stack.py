@@ -72,6 +72,8 @@ class StackSettings:
     """How long requests may wait in a picker under the policies that the stack will have; Envoy is more patient."""
     shown_headers: tuple[str, ...] = ()
     """Request headers by which the pickers decide under them."""
+    secret: str = field(default_factory=lambda: secrets.token_hex(16), repr=False)
+    """Keys the hashes of the pool's prompts."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -85,7 +87,6 @@ class Stack:
     valkey_port: int
     front_port: int
     admin_port: int
-    secret: str = field(default_factory=lambda: secrets.token_hex(16), repr=False)
     control: ControlWriter | None = None
     keeper: asyncio.Task[None] | None = None
     """Writes the control document again if the store forgets it."""
@@ -104,6 +105,11 @@ class Stack:
     def store_url(self) -> str:
         """The shared state."""
         return f"redis://{LOOPBACK}:{self.valkey_port}"
+
+    @property
+    def secret(self) -> str:
+        """Keys the hashes of the pool's prompts."""
+        return self.settings.secret
 
     @property
     def keys(self) -> PoolKeys:

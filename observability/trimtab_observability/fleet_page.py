@@ -102,7 +102,8 @@ TRAFFIC: Final = (
     lines(
         "Requests refused",
         Query(f"sum by ({BY_POOL}, reason) ({rate('trimtab_rejected_total', MANY)})", POOL + " {{reason}}"),
-        text="503: no_endpoints, subset_empty. 429: endpoints_full, too_many_open, wait_over, wait_queue_full.",
+        text="503: no_endpoints, subset_empty. 429: endpoints_full, too_many_open, wait_over, wait_queue_full,"
+        " sheddable.",
         unit="reqps",
     ),
     lines(
@@ -139,6 +140,38 @@ TRAFFIC: Final = (
     ),
 )
 
+INJECTION: Final = (
+    lines(
+        "Pods given a sidecar",
+        Query(
+            f"sum by ({BY_POOL}) (increase(trimtab_webhook_injected_total{{{MANY}}}[$__rate_interval]))",
+            POOL,
+        ),
+        text="By the webhook, as they were created.",
+    ),
+    lines(
+        "Pods left as they are",
+        Query("sum by (reason) (increase(trimtab_webhook_skips_total[$__rate_interval]))", "{{reason}}"),
+        Query('sum(increase(trimtab_webhook_requests_total{outcome="error"}[$__rate_interval]))', "error"),
+        text="By reason; no_pool: of no pool that asks for sidecars. Pods that the webhook was not asked about are not"
+        " here; the condition SidecarsInjected counts them.",
+    ),
+    lines(
+        "Webhook's answers",
+        Query(
+            "histogram_quantile(0.5, sum by (le) (rate(trimtab_webhook_seconds_bucket[$__rate_interval])))",
+            "p50",
+        ),
+        Query(
+            "histogram_quantile(0.99, sum by (le) (rate(trimtab_webhook_seconds_bucket[$__rate_interval])))",
+            "p99",
+        ),
+        text="What it takes the webhook to answer. The API server waits for 3 s, and then creates the pod without.",
+        unit="s",
+        is_log=True,
+    ),
+)
+
 OPERATOR: Final = (
     lines(
         "Endpoints by how their cache is known",
@@ -163,7 +196,8 @@ OPERATOR: Final = (
         "Operator at work",
         Query("sum(trimtab_operator_leader)", "replicas that work"),
         Query("max(trimtab_operator_queue_depth)", "pools that wait"),
-        text="One replica works at a time. Pools wait for moments only.",
+        Query("sum(trimtab_webhook_ready)", "webhooks ready"),
+        text="One replica works at a time. Pools wait for moments only. Without a webhook new pods have no sidecar.",
     ),
     lines(
         "A look at a pool",
@@ -192,5 +226,5 @@ PAGE: Final = Page(
     title="Trimtab / Fleet at a glance",
     text="All pools: traffic, hit rates, endpoints, and the operator.",
     is_of_one_pool=False,
-    rows=(("", (*NUMBERS, TABLE)), ("Traffic", TRAFFIC), ("Operator", OPERATOR)),
+    rows=(("", (*NUMBERS, TABLE)), ("Traffic", TRAFFIC), ("Operator", OPERATOR), ("Injection", INJECTION)),
 )

@@ -2,17 +2,20 @@
 with an API server.
 
 The one rule: every process is started with the command line that it has in a cluster. Nothing runs the pods that the
-API server knows, so one pod stands for the engines that run here, and the Deployment says what the pickers do.
+API server knows, so one pod stands for the engines that run here, and the Deployment says what the pickers do. New pods
+come as dry runs: the webhook is asked about them, and they never are.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.util
+import secrets
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,11 +26,30 @@ from trimtab.commands import LOOPBACK, POOL_NAME, POOL_NAMESPACE
 from trimtab.probes import free_ports, http_ok
 from trimtab.stack import Stack, StackSettings, running
 from trimtab_observability.local_prometheus import LocalPrometheus, started
-from trimtab_operator.kube import CRDS, DEPLOYMENTS, PODS, POLICIES, POOLS, Kube, KubeError, Resource
+from trimtab_operator.api.pool import PoolKey
+from trimtab_operator.injection.marks import ENABLED, INJECT
+from trimtab_operator.install import Install
+from trimtab_operator.kube import (
+    CRDS,
+    DEPLOYMENTS,
+    NAMESPACES,
+    PODS,
+    POLICIES,
+    POOLS,
+    SECRETS,
+    Kube,
+    KubeError,
+    Resource,
+)
 
 ROOT: Final = Path(__file__).parents[2]
 RULES: Final = ROOT / "charts" / "trimtab" / "rules"
+INSTALL_NAMESPACE: Final = "trimtab-system"
 LABELS: Final = {"app": "engines"}
+OTHER_LABELS: Final = {"app": "nobody"}
+"""Of pods that are of no pool."""
+ARRIVAL_S: Final = 0.5
+"""From one new pod to the next."""
 POLL_S: Final = 0.1
 SERVED_S: Final = 60.0
 """How long the API server may take to serve our CRDs, and the operator to know the pool."""
@@ -52,22 +74,27 @@ class LivePool:
 @asynccontextmanager
 async def live_pool(settings: StackSettings, *, prometheus: Path, kube_config: Path) -> AsyncIterator[LivePool]:
     """All of it, scraped, and the pool known to everybody. Raises ProcessError, and TimeoutError."""
+    install_secret = secrets.token_hex(32)
+    settings = replace(settings, secret=_pool_secret(install_secret))
     async with running(settings) as stack, aiohttp.ClientSession() as session:
         kube = await Kube.connect(str(kube_config))
         try:
             await _serve_crds(kube)
-            port = await _start_operator(stack, kube, kube_config)
+            await _install(kube, install_secret)
+            operator_port, webhook_port = await _start_operator(stack, kube, kube_config)
             jobs = {
                 "pickers": [f"{LOOPBACK}:{ports.metrics}" for ports in stack.pickers],
                 "sidecars": [f"{LOOPBACK}:{ports.sidecar_metrics}" for ports in stack.engines],
-                "operator": [f"{LOOPBACK}:{port}"],
+                "operator": [f"{LOOPBACK}:{operator_port}"],
+                "webhook": [f"{LOOPBACK}:{webhook_port}"],
             }
             server = await started(
                 stack.supervisor, session, command=prometheus, jobs=jobs, rule_files=sorted(RULES.glob("*.yaml"))
             )
             pool = LivePool(stack=stack, prometheus=server, session=session, kube=kube)
             await _settled(pool)
-            yield pool
+            async with _pods_coming(kube):
+                yield pool
         finally:
             await kube.close()
             await asyncio.sleep(TLS_GOODBYE_S)
@@ -86,15 +113,32 @@ def api_server() -> Iterator[Path]:
         yield stack.enter_context(module.control_plane())
 
 
-async def _start_operator(stack: Stack, kube: Kube, kube_config: Path) -> int:
-    """The pool as a user declares it, and the operator; returns its metrics port."""
+def _pool_secret(install_secret: str) -> str:
+    """What the operator makes of the install's secret, for parts that run before it does."""
+    install = Install(
+        namespace=INSTALL_NAMESPACE,
+        store_url="",
+        secret=install_secret.encode(),
+        picker_image="",
+        sidecar_image="",
+        envoy_image="",
+    )
+    return install.pool_secret(PoolKey(POOL_NAMESPACE, POOL_NAME))
+
+
+async def _install(kube: Kube, install_secret: str) -> None:
+    """The operator's namespace, and a pool's that opts in."""
+    await kube.create(NAMESPACES, {"metadata": {"name": INSTALL_NAMESPACE}})
+    metadata = {"name": "trimtab-install", "namespace": INSTALL_NAMESPACE}
+    await kube.create(SECRETS, {"metadata": metadata, "stringData": {"secret": install_secret}})
+    await kube.merge(NAMESPACES, None, POOL_NAMESPACE, {"metadata": {"labels": {INJECT: ENABLED}}})
+
+
+async def _start_operator(stack: Stack, kube: Kube, kube_config: Path) -> tuple[int, int]:
+    """The pool as a user declares it, the operator, and the webhook; returns their metrics ports."""
     # From now on the operator says who the endpoints are.
     await stack.hand_over()
-    pod = {
-        "metadata": {"name": "engines", "namespace": POOL_NAMESPACE, "labels": LABELS},
-        "spec": {"nodeName": "here", "containers": [{"name": "engine", "image": "emulator"}]},
-    }
-    await kube.create(PODS, {"apiVersion": PODS.api_version, "kind": PODS.kind, **pod})
+    await kube.create(PODS, _pod("engines", LABELS, nodeName="here"))
     ready = {"phase": "Running", "podIP": LOOPBACK, "podIPs": [{"ip": LOOPBACK}]}
     ready["conditions"] = [{"type": "Ready", "status": "True"}]
     await kube.merge(PODS, POOL_NAMESPACE, "engines", {"status": ready}, subresource="status")
@@ -108,19 +152,55 @@ async def _start_operator(stack: Stack, kube: Kube, kube_config: Path) -> int:
         },
     )
     await _apply(kube, POLICIES, _policy(stack))
-    (port,) = free_ports(1)
-    argv: list[str | Path] = [
-        *(sys.executable, "-m", "trimtab_operator", "run", "--kubeconfig", kube_config),
-        *("--operator-namespace", POOL_NAMESPACE, "--namespace", POOL_NAMESPACE, "--store", stack.store_url),
-        *("--bind", LOOPBACK, "--metrics-port", str(port)),
+    operator_port, webhook_port, asked_port = free_ports(3)
+    flags: list[str | Path] = [
+        *("--kubeconfig", kube_config, "--operator-namespace", INSTALL_NAMESPACE, "--namespace", POOL_NAMESPACE),
+        *("--store", stack.store_url, "--bind", LOOPBACK),
+        *("--webhook-port", str(asked_port), "--webhook-url", f"https://{LOOPBACK}:{asked_port}"),
     ]
-    await stack.supervisor.start("operator", argv, ready=http_ok(f"http://{LOOPBACK}:{port}/readyz"))
-    return port
+    command: list[str | Path] = [sys.executable, "-m", "trimtab_operator"]
+    # It is ready only once the operator has made its certificate, and nobody here waits for a sidecar.
+    await stack.supervisor.start("webhook", [*command, "webhook", *flags, "--metrics-port", str(webhook_port)])
+    await stack.supervisor.start(
+        "operator",
+        [*command, "run", *flags, "--metrics-port", str(operator_port)],
+        ready=http_ok(f"http://{LOOPBACK}:{operator_port}/readyz"),
+    )
+    return operator_port, webhook_port
 
 
 def _policy(stack: Stack) -> dict[str, Any]:
     picker = {"replicas": len(stack.pickers)}
-    return {"targetRef": {"name": POOL_NAME}, "picker": picker, "standalone": {"enabled": False}}
+    sidecar = {"inject": True}
+    return {"targetRef": {"name": POOL_NAME}, "picker": picker, "sidecar": sidecar, "standalone": {"enabled": False}}
+
+
+def _pod(name: str, labels: dict[str, str], **spec: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": PODS.api_version,
+        "kind": PODS.kind,
+        "metadata": {"name": name, "namespace": POOL_NAMESPACE, "labels": labels},
+        "spec": {"containers": [{"name": "engine", "image": "emulator"}], **spec},
+    }
+
+
+@asynccontextmanager
+async def _pods_coming(kube: Kube) -> AsyncIterator[None]:
+    """Again and again a pod of the pool and one of nobody are created, as the webhook sees it."""
+
+    async def come() -> None:
+        while True:
+            for labels in (LABELS, OTHER_LABELS):
+                await kube.create(PODS, _pod("newcomer", labels), is_dry_run=True)
+            await asyncio.sleep(ARRIVAL_S)
+
+    coming = asyncio.ensure_future(come())
+    try:
+        yield
+    finally:
+        coming.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await coming
 
 
 async def _settled(pool: LivePool) -> None:

@@ -101,7 +101,10 @@ def test_a_pickers_wrong_flag_is_named_with_the_same_status(
     assert expected in error
 
 
-def test_a_sidecars_wrong_store_comes_before_its_other_faults(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sidecars_wrong_store_comes_before_its_other_faults(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRIMTAB_SECRET", "s")
     needed = ("--pool-name", "p", "--pool-namespace", "n", "--endpoint-host", "nowhere")
     assert sidecar([*needed, "--store", "http://x"]) == 2
     assert "--store (or TRIMTAB_STORE): store URL: scheme 'http'" in capsys.readouterr().err

@@ -82,14 +82,36 @@ def test_what_acted_on_an_endpoint_besides_its_tokens_and_requests_is_said() -> 
     shown = decision(
         endpoints=[slow | {"weighted_batch": 6.5, "terms": terms}, decision()["endpoints"][1] | {"terms": {}}],
         waited_s=1.256,
-        **{"class": "gold"},
+        **{"class": "gold", "objective": "chat-gold", "objective_known": True, "priority": 10},
     )
     lines = as_table(shown).splitlines()
-    assert "class gold, waited 1.26 s for a place, request r-1" in lines[0]
+    assert "class gold, objective chat-gold, priority 10, waited 1.26 s for a place, request r-1" in lines[0]
     assert "    900  6.5          5,853  <-- won" in lines[2]
     assert lines[4:] == [
         "  10.0.0.2:8000: experts x 1.50, network + 80 tokens, P before its logarithm 12,346,"
         " B with the weights of classes 6.50"
+    ]
+
+
+def test_an_objective_that_nobody_knows_is_told_as_such() -> None:
+    title = as_table(decision(objective="chat-glod", objective_known=False, priority=0)).splitlines()[0]
+    assert "1431 prompt tokens, objective chat-glod (not known), request r-1" in title
+
+
+def test_a_request_that_went_elsewhere_than_first_chosen_says_so() -> None:
+    title = as_table(decision(moved_from=["10.0.0.7:8000"])).splitlines()[0]
+    assert "moved from 10.0.0.7:8000, which another picker chose at the same moment, request r-1" in title
+
+
+def test_a_refused_request_is_told_with_what_kept_each_endpoint_from_it() -> None:
+    refused = {"status": 429, "reason": "endpoints_full", "message": "every endpoint of the pool is at its limit"}
+    full = row("10.0.0.1:8000", None, None, None, None, None, "no candidate: at its limit")
+    entry = {name: decision()[name] for name in ("age_s", "request_id", "kind", "model", "policy")}
+    entry |= {"refused": refused, "endpoints": [full], "candidate_count": 0}
+    assert as_table(entry).splitlines() == [
+        "2.2 s ago, chat for tiny, refused with 429 endpoints_full: every endpoint of the pool is at its limit,"
+        " request r-1",
+        "  10.0.0.1:8000  no candidate: at its limit",
     ]
 
 

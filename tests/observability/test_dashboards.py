@@ -69,6 +69,10 @@ WITHOUT_POOL = {
     "trimtab_operator_queue_depth",
     "trimtab_operator_reconcile_seconds_bucket",
     "trimtab_operator_webhook_certificate_expiry_timestamp_seconds",
+    "trimtab_webhook_ready",
+    "trimtab_webhook_requests_total",
+    "trimtab_webhook_seconds_bucket",
+    "trimtab_webhook_skips_total",
 }
 
 

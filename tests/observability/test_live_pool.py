@@ -85,7 +85,7 @@ async def test_every_variable_finds_the_pool(name: str, pool: LivePool) -> None:
 async def test_no_label_of_ours_is_one_that_prometheus_or_its_operator_sets(pool: LivePool) -> None:
     theirs = {"endpoint", "pod", "namespace", "service", "container", "node"}
     found = await pool.prometheus.now('{__name__=~"trimtab_.*"}')
-    assert {series.labels["job"] for series in found} == {"pickers", "sidecars", "operator"}
+    assert {series.labels["job"] for series in found} == {"pickers", "sidecars", "operator", "webhook"}
     for series in found:
         # What clashes comes as exported_...
         clashing = {label for label in series.labels if label in theirs or label.startswith("exported_")}
