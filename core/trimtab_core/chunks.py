@@ -32,6 +32,11 @@ def pool_seed(secret: bytes, namespace: str, name: str) -> int:
     return int.from_bytes(digest[:8], "little")
 
 
+def seed_digest(seed: int) -> str:
+    """Eight hex digits by which two sides see whether their hashes agree: too short to give the seed away."""
+    return hashlib.sha256(b"trimtab seed" + seed.to_bytes(8, "little")).hexdigest()[:8]
+
+
 def root_hash(seed: int, lora_name: str | None = None, cache_salt: str | None = None) -> int:
     """`h_{-1}`: what two requests must share besides text before an engine may reuse KV blocks between them.
 

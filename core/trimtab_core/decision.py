@@ -104,7 +104,7 @@ def decide(
             tokens[left] = load.queued_tokens[left] + prompt_tokens
             p_shadow = smoothed(np.maximum(tokens, load.block_tokens) * expert_factor + network, extra.log_above_tokens)
             judged = p_shadow * weighted_batch
-        left_out = hotspots.routed(alarm, _slots(candidates), judged, is_product=is_product)
+        left_out = hotspots.routed(alarm, _slots(candidates), judged, is_product=is_product, is_again=request.is_again)
     if left_out is not None:
         score[[*slots_in(left_out.slots)]] = np.inf
     ranked, how = ties.best(score, batch, RANKED)
@@ -144,6 +144,7 @@ def _hotspot_alarm(
         matches[0].hits if renderings else [],
         _slots(candidates),
         is_product=request.policy == "product",
+        is_again=request.is_again,
         now_s=now_s,
     )
 

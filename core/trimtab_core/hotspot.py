@@ -45,6 +45,8 @@ COMMON_SHARE = 50
 """With at most one arrival in so many outside of it, a class is common to all: strays do not make it a hotspot."""
 OTHERS_MIN = 5
 """The same where arrivals are few: the first of a class are not counted as such, since nobody shared their prefix."""
+SEEN_COUNT = 32
+"""Requests of a class; where none of so many could go (an engine that sleeps, say) is neither in M nor in M'."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,11 +61,12 @@ class HotspotSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hotspot:
-    """A class with an alarm. `prefix_class`: the hash of its prefix's last chunk. `holders`, `others`: |M|, |M'| when a
-    request of it came last. `in_class`, `arrivals`: in the window."""
+    """A class with an alarm. `prefix_class`: the hash of its prefix's last chunk. `came_s`: when a request of it came
+    last. `holders`, `others`: |M|, |M'| then. `in_class`, `arrivals`: in the window."""
 
     prefix_class: int
     since_s: float
+    came_s: float
     is_acted_on: bool
     holders: int
     others: int
@@ -84,13 +87,17 @@ class HotspotView:
 
 @dataclass(slots=True, kw_only=True)
 class Alarm:
-    """Of one class. `holders`: M, or what the product had left of it; `candidates`: M and M'."""
+    """Of one class. `holders`: M, or what the product had left of it; `candidates`: M and M'. `seen`: where its last
+    `seen_count` requests could have gone."""
 
     prefix_class: int
     depth_chunks: int
     since_s: float
+    came_s: float
     holders: Slots
     candidates: Slots
+    seen: Slots = 0
+    seen_count: int = 0
     in_a_row: int = 0
     is_acted_on: bool = False
 
@@ -130,6 +137,7 @@ class HotspotDetector:
         for alarm in self._alarms.values():
             alarm.holders &= ~(1 << slot)
             alarm.candidates &= ~(1 << slot)
+            alarm.seen &= ~(1 << slot)
 
     def advance(self, now_s: float) -> None:
         """Time has passed: arrivals leave the window, and alarms may be over."""
@@ -141,21 +149,34 @@ class HotspotDetector:
                 del self._alarms[alarm.prefix_class]
 
     def arrived(
-        self, chain: list[int], hits: list[Hit], candidates: Slots, *, is_product: bool, now_s: float
+        self,
+        chain: list[int],
+        hits: list[Hit],
+        candidates: Slots,
+        *,
+        is_product: bool,
+        now_s: float,
+        is_again: bool = False,
     ) -> Alarm | None:
         """A request is about to be placed; the alarm of its class, if there is one. `hits`: who holds how much of it,
-        what is on its way there included: those will be holders before another could be."""
+        what is on its way there included: those will be holders before another could be. `is_again`: it was counted."""
         if self._settings is None:
             return None
         self._arrivals.forget_before(now_s - self._settings.window_s)
+        if is_again:
+            return self._refreshed(chain, hits, candidates, is_product=is_product)
         path = self._arrivals.add(chain, now_s)
         of_path = self._refreshed(chain, hits, candidates, is_product=is_product)
         prefix = self._class_of(path, candidates.bit_count())
         if prefix is None or (of_path is not None and of_path.depth_chunks >= prefix.depth_chunks):
+            if of_path is not None:
+                of_path.came_s = now_s
             return of_path
         return self._raised_for(prefix, _holders(hits, prefix.depth_chunks), candidates, now_s)
 
-    def routed(self, alarm: Alarm, candidates: Slots, score: F64, *, is_product: bool) -> LeftOut | None:
+    def routed(
+        self, alarm: Alarm, candidates: Slots, score: F64, *, is_product: bool, is_again: bool = False
+    ) -> LeftOut | None:
         """The second stage: whether this request is kept from the holders. `score`: the product's, of every slot; in
         the shadow, as if nobody but `alarm.holders` held the prefix."""
         holders, others = candidates & alarm.holders, candidates & ~alarm.holders
@@ -163,7 +184,8 @@ class HotspotDetector:
             return None
         best, best_other = _best(score, holders), _best(score, others)
         is_drawn = score[best] <= score[best_other]
-        alarm.in_a_row = alarm.in_a_row + 1 if is_drawn else 0
+        if not is_again:
+            alarm.in_a_row = alarm.in_a_row + 1 if is_drawn else 0
         if not is_product:
             if not is_drawn:
                 alarm.holders |= 1 << best_other  # where the product would have brought the prefix
@@ -181,6 +203,7 @@ class HotspotDetector:
             Hotspot(
                 prefix_class=alarm.prefix_class,
                 since_s=alarm.since_s,
+                came_s=alarm.came_s,
                 is_acted_on=alarm.is_acted_on,
                 holders=alarm.holders.bit_count(),
                 others=(alarm.candidates & ~alarm.holders).bit_count(),
@@ -208,6 +231,11 @@ class HotspotDetector:
             alarm.candidates |= candidates
             if is_product:
                 alarm.holders = alarm.holders & ~candidates | _holders(hits, depth)
+            alarm.seen |= candidates
+            alarm.seen_count += 1
+            if alarm.seen_count == SEEN_COUNT:
+                alarm.candidates, alarm.seen, alarm.seen_count = alarm.seen, 0, 0
+                alarm.holders &= alarm.candidates
             if not self._is_above(alarm):
                 del self._alarms[alarm.prefix_class]
             elif deepest is None or deepest.depth_chunks < depth:
@@ -235,6 +263,7 @@ class HotspotDetector:
             prefix_class=prefix.chunk,
             depth_chunks=prefix.depth_chunks,
             since_s=now_s,
+            came_s=now_s,
             holders=holders,
             candidates=candidates,
         )

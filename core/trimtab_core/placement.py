@@ -42,6 +42,7 @@ class PlacementRequest:
     `cache_reads`: False where the engine skips its prefix cache for this request: every hit is 0.
     `batch_max`: a slot that would come to more requests than this is no candidate, unless it is idle.
     `extra`: what the request's class and the network add to the terms; None: nothing.
+    `is_again`: it was placed a moment ago, and its reservation ended: the hotspot detector counts it once.
     """
 
     prompts: tuple[tuple[Prompt, ...], ...]
@@ -54,6 +55,7 @@ class PlacementRequest:
     policy: str = "product"
     batch_max: int | None = None
     extra: ExtraTerms | None = None
+    is_again: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

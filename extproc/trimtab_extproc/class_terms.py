@@ -82,8 +82,11 @@ class ClassTerms:
             self._is_plain = not (
                 document.policy.classes or document.policy.log_above_tokens or document.policy.network != "off"
             )
+            self._factor_of.clear()
+        before = self._specs
         self._specs = {spec.name: spec for spec in document.endpoints}
-        self._factor_of.clear()
+        for name in [name for name in self._factor_of if self._specs.get(name) != before.get(name)]:
+            del self._factor_of[name]
         self.forget()
 
     def on_heartbeat(self, heartbeat: Heartbeat) -> None:

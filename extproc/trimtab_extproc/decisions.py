@@ -1,9 +1,11 @@
-"""The last decisions, for `trimtab explain`: what each endpoint had to offer, and why the winner won.
+"""The last decisions, for `trimtab explain`: what each endpoint had to offer, and why the winner won; and the last
+requests that were refused.
 
 The one rule: a decision is kept as the scheduler gave it and turned into JSON only when somebody asks, so that keeping
 one costs next to nothing. No prompt text, only numbers and names.
 
-Bounds: `DECISIONS_MAX` decisions, the oldest going first; `ENDPOINTS_SHOWN_MAX` endpoints of each, best first.
+Bounds: `DECISIONS_MAX` decisions and as many refusals, the oldest of each going first, so that a storm of refusals
+hides no decision; `ENDPOINTS_SHOWN_MAX` endpoints of each, best first.
 """
 
 from collections import deque
@@ -14,11 +16,13 @@ import msgspec
 import numpy as np
 
 from trimtab_core.placement import Bools, Placement
+from trimtab_extproc.request_classes import ShownPriority
 
 DECISIONS_MAX = 256
 ENDPOINTS_SHOWN_MAX = 64
 REQUEST_ID_CHARS_MAX = 128
 """Of a request's id that is kept: clients choose them."""
+AT_ITS_LIMIT = "at its limit"
 NO_NUMBERS = dict.fromkeys(("hit_tokens", "queued_tokens", "p_tokens", "batch", "weighted_batch", "score"))
 """Of an endpoint that was no candidate."""
 
@@ -43,25 +47,80 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     policy: str
     request_class: str = ""
     """Empty: of none."""
+    priority: ShownPriority | None = None
+    """None: it has none, and asked for none."""
     waited_s: float = 0.0
     """For a place, before it was made."""
+    moved_from: tuple[str, ...] = ()
+    """Endpoints chosen first, which other pickers had chosen at the same moment."""
+
+
+class Refusal(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
+    """One request that got no endpoint."""
+
+    time_s: float
+    """When it was refused."""
+    request_id: str
+    kind: str
+    model: str
+    status: int
+    reason: str
+    """As in `trimtab_rejected_total`."""
+    message: str
+    """What the client was told."""
+    candidates: Bools
+    """Those that could have taken it, and were at their limits."""
+    excluded: Mapping[int, str]
+    policy: str
+    request_class: str = ""
+    priority: ShownPriority | None = None
+    waited_s: float = 0.0
+    """For a place, in vain."""
 
 
 class DecisionLog:
-    """A ring of decisions."""
+    """A ring of decisions, and one of refusals."""
 
     def __init__(self, *, name_of: Callable[[int], str | None]) -> None:
         self._ring: deque[Decision] = deque(maxlen=DECISIONS_MAX)
+        self._refusals: deque[Refusal] = deque(maxlen=DECISIONS_MAX)
         self._name_of = name_of
 
     def add(self, decision: Decision) -> None:
         """Keep one more."""
         self._ring.append(decision)
 
+    def add_refusal(self, refusal: Refusal) -> None:
+        """Keep one more."""
+        self._refusals.append(refusal)
+
     def to_json(self, *, now_s: float, count: int, request_id: str | None = None) -> list[dict[str, Any]]:
         """The newest first, at most `count`; only the one of `request_id` if that is given."""
-        chosen = [entry for entry in reversed(self._ring) if request_id is None or entry.request_id == request_id]
-        return [self._entry(decision, now_s) for decision in chosen[:count]]
+        both: list[Decision | Refusal] = [*reversed(self._ring), *reversed(self._refusals)]
+        both.sort(key=lambda entry: -entry.time_s)
+        chosen = [entry for entry in both if request_id is None or entry.request_id == request_id]
+        return [
+            self._entry(entry, now_s) if isinstance(entry, Decision) else self._refused(entry, now_s)
+            for entry in chosen[:count]
+        ]
+
+    def _refused(self, refusal: Refusal, now_s: float) -> dict[str, Any]:
+        """The keys of a decision, as far as there is something to say, and `refused`."""
+        full = dict.fromkeys(np.flatnonzero(refusal.candidates).tolist(), AT_ITS_LIMIT)
+        return {
+            "age_s": round(now_s - refusal.time_s, 3),
+            "request_id": refusal.request_id,
+            "kind": refusal.kind,
+            "model": refusal.model,
+            "endpoint": None,
+            "policy": refusal.policy,
+            "class": refusal.request_class or None,
+            **_priority(refusal.priority),
+            "waited_s": round(refusal.waited_s, 3) if refusal.waited_s else None,
+            "refused": {"status": refusal.status, "reason": refusal.reason, "message": refusal.message},
+            "candidate_count": 0,
+            "endpoints": self._excluded_rows({**full, **refusal.excluded}, ENDPOINTS_SHOWN_MAX),
+        }
 
     def _entry(self, decision: Decision, now_s: float) -> dict[str, Any]:
         placement = decision.placement
@@ -76,7 +135,9 @@ class DecisionLog:
             "endpoint": decision.endpoint,
             "policy": decision.policy,
             "class": decision.request_class or None,
+            **_priority(decision.priority),
             "waited_s": round(decision.waited_s, 3) if decision.waited_s else None,
+            "moved_from": list(decision.moved_from),
             "reason": placement.reason,
             "hotspot": None if placement.hotspot is None else f"{placement.hotspot:016x}",
             "approximate": decision.approximate,
@@ -87,15 +148,15 @@ class DecisionLog:
             "candidate_count": int(np.count_nonzero(placement.batch[shown])),
             "endpoints": [
                 *(self._row(decision, int(slot)) for slot in best_first[:ENDPOINTS_SHOWN_MAX]),
-                *self._excluded_rows(decision, ENDPOINTS_SHOWN_MAX - len(best_first)),
+                *self._excluded_rows(decision.excluded, ENDPOINTS_SHOWN_MAX - len(best_first)),
             ],
         }
 
-    def _excluded_rows(self, decision: Decision, count: int) -> list[dict[str, Any]]:
+    def _excluded_rows(self, excluded: Mapping[int, str], count: int) -> list[dict[str, Any]]:
         """The endpoints that were no candidates; numbers are not known for them."""
         return [
             {"endpoint": self._name(slot), **NO_NUMBERS, "verdict": f"no candidate: {why}"}
-            for slot, why in list(decision.excluded.items())[: max(0, count)]
+            for slot, why in list(excluded.items())[: max(0, count)]
         ]
 
     def _name(self, slot: int) -> str:
@@ -104,9 +165,10 @@ class DecisionLog:
     def _row(self, decision: Decision, slot: int) -> dict[str, Any]:
         placement = decision.placement
         if not placement.batch[slot]:  # the scheduler itself left it out, and has no terms of it
-            return {"endpoint": self._name(slot), **NO_NUMBERS, "verdict": "no candidate: at its limit"}
+            return {"endpoint": self._name(slot), **NO_NUMBERS, "verdict": f"no candidate: {AT_ITS_LIMIT}"}
         score = float(placement.score[slot])
         is_winner = slot == placement.slot
+        is_score = decision.policy != "round_robin" and np.isfinite(score)
         return {
             "endpoint": self._name(slot),
             "hit_tokens": int(placement.hit_tokens[slot]),
@@ -115,9 +177,18 @@ class DecisionLog:
             "batch": int(placement.batch[slot]),
             "weighted_batch": round(float(placement.weighted_batch[slot]), 3),
             "terms": _terms(placement, slot),
-            "score": round(score, 1) if np.isfinite(score) else None,
+            "score": round(score, 1) if is_score else None,
+            # Round robin scores turns: 0 where the endpoint still had its own in the round, else 1.
+            "turn": ("had" if score else "open") if decision.policy == "round_robin" else None,
             "verdict": "won: " + placement.reason if is_winner else _why_not(decision, slot),
         }
+
+
+def _priority(shown: ShownPriority | None) -> dict[str, Any]:
+    if shown is None:
+        return {"objective": None, "objective_known": None, "priority": 0}
+    is_known = shown.is_known if shown.objective else None
+    return {"objective": shown.objective or None, "objective_known": is_known, "priority": shown.priority}
 
 
 def _terms(placement: Placement, slot: int) -> dict[str, float]:
@@ -141,13 +212,13 @@ def _why_not(decision: Decision, slot: int) -> str:
     placement, won = decision.placement, decision.placement.slot
     if slot in placement.left_out:
         return "no candidate: holds the prefix of a hotspot"
-    if decision.policy != "product":
-        return f"not its turn ({decision.policy})"
+    if decision.policy == "round_robin":
+        return "had its turn in this round" if placement.score[slot] else "its turn comes later in this round"
     if placement.score[slot] <= placement.score[won]:
         more = placement.batch[slot] > placement.batch[won]
         return "equal score, more requests" if more else "equal score, lost the draw"
     reasons = []
-    if placement.p_tokens[slot] > placement.p_tokens[won]:
+    if decision.policy == "product" and placement.p_tokens[slot] > placement.p_tokens[won]:
         if placement.hit_tokens[slot] < placement.hit_tokens[won]:
             reasons.append("holds less of the prompt")
         if placement.queued_tokens[slot] > placement.queued_tokens[won]:

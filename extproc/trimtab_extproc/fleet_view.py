@@ -48,8 +48,16 @@ class FleetView:
     """The pool as this replica knows it. All calls from one event loop."""
 
     def __init__(
-        self, *, scheduler: Scheduler, table: EndpointTable, first_tokens: FirstTokens, clock: Callable[[], float]
+        self,
+        *,
+        scheduler: Scheduler,
+        table: EndpointTable,
+        first_tokens: FirstTokens,
+        clock: Callable[[], float],
+        seed_digest: str = "",
     ) -> None:
+        """`seed_digest`: of our own hashes, as sidecars tell theirs."""
+        self._seed_digest = seed_digest
         self._scheduler = scheduler
         self._table = table
         self._first_tokens = first_tokens
@@ -108,6 +116,7 @@ class FleetView:
                 heartbeats=self._heartbeats,
                 cards=self._cards,
                 slot_count=self._scheduler.slot_count,
+                seed_digest=self._seed_digest,
             )
         return view
 
@@ -199,6 +208,7 @@ class FleetView:
             or before.state != heartbeat.state
             or before.models != heartbeat.models
             or before.approximate != heartbeat.approximate
+            or before.seed_digest != heartbeat.seed_digest
             or before.tokens_per_byte != heartbeat.tokens_per_byte
         ):
             self._forget_views()

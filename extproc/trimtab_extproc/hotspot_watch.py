@@ -3,7 +3,9 @@
 The one rule: it looks at what the detector knows and changes nothing there. An alarm goes to the shared state once it
 has lasted `TOLD_AFTER_S`, or at once where the class had one less than `AGAIN_S` ago: what acting ends in a moment is
 no news for the operator, but what comes again and again is. From then on as the contract of the stream has it
-(`docs/alarms.md`). A store that is away loses alarms, which is no harm: what lasts is written again.
+(`docs/alarms.md`). It lasts as long as requests of its class come: those of a burst that is over stay in the detector's
+window, and would have the pool switched for what no longer happens. A store that is away loses alarms, which is no
+harm: what lasts is written again.
 """
 
 import asyncio
@@ -41,6 +43,7 @@ class _Told:
         self.hotspot = hotspot
         """As it was seen last."""
         self.due_s = due_s
+        """It is told with the first request that comes then or later."""
         self.is_acted_on = False
         self.is_written = False
 
@@ -95,7 +98,8 @@ class HotspotWatch:
         told = self._told.get(hotspot.prefix_class)
         if told is None:
             is_again = now_s - self._over_s.pop(hotspot.prefix_class, -AGAIN_S) < AGAIN_S
-            told = self._told[hotspot.prefix_class] = _Told(hotspot, now_s if is_again else now_s + TOLD_AFTER_S)
+            due_s = hotspot.since_s + (0.0 if is_again else TOLD_AFTER_S)
+            told = self._told[hotspot.prefix_class] = _Told(hotspot, due_s)
             again = " again" if is_again else ""
             log.warning("hotspot %016x raised%s: %s", hotspot.prefix_class, again, _numbers(hotspot))
         if hotspot.is_acted_on and not told.is_acted_on:
@@ -105,9 +109,9 @@ class HotspotWatch:
                 _numbers(hotspot),
             )
             if told.is_written:
-                told.due_s = now_s
+                told.due_s = hotspot.came_s
         told.hotspot, told.is_acted_on = hotspot, hotspot.is_acted_on
-        if now_s < told.due_s:
+        if hotspot.came_s < told.due_s:
             return None
         told.is_written = True
         told.due_s = now_s + ALARM_REPEAT_S

@@ -52,7 +52,7 @@ class ModelView:
     """Index into `variants`; -1: routed by load alone."""
     exact: Bools
     approximate_reasons: Mapping[int, str]
-    """Why a slot is not exact: "no_heartbeat" | "no_card" | "card" | "engine" | "too_many_cards"."""
+    """Why a slot is not exact: "no_heartbeat" | "secret" | "no_card" | "card" | "engine" | "too_many_cards"."""
     tokens_per_byte: float
     model_label: str
     """The model's name if an endpoint lists it, "unknown" if not: safe as a metric's label."""
@@ -66,8 +66,13 @@ def build_view(
     heartbeats: Mapping[str, Heartbeat],
     cards: Mapping[str, ModelCard],
     slot_count: int,
+    seed_digest: str = "",
 ) -> ModelView:
-    """The view for `model` (None: the engine's default). `draining`: names of members that the operator takes out."""
+    """The view for `model` (None: the engine's default). `draining`: names of members that the operator takes out.
+
+    `seed_digest`: of our own hashes; empty: sidecars are taken to have the same. Of one that has another secret, no
+    hash is ever one of ours.
+    """
     excluded: dict[int, str] = {}
     listing: list[Endpoint] = []
     silent: list[Endpoint] = []
@@ -97,7 +102,10 @@ def build_view(
     reasons: dict[int, str] = {}
     for endpoint in candidates:
         is_candidate[endpoint.slot] = True
-        variant, reason = _rendering(heartbeats.get(endpoint.name), model, cards)
+        heartbeat = heartbeats.get(endpoint.name)
+        variant, reason = _rendering(heartbeat, model, cards)
+        if heartbeat is not None and seed_digest and heartbeat.seed_digest not in ("", seed_digest):
+            reason = "secret"
         if variant.key not in indices and len(variants) < VARIANTS_MAX:
             indices[variant.key] = len(variants)
             variants[variant.key] = variant

@@ -98,6 +98,8 @@ class PoolReport:
         heartbeat = self._fleet.heartbeat(name)
         is_candidate = endpoint.slot < len(view.candidates) and bool(view.candidates[endpoint.slot])
         index_chunks, index_digest = self._index(endpoint)
+        load = self._scheduler.load()
+        gauges = _gauges(endpoint, load, view, self._fleet)
         return {
             "endpoint": name,
             "address": endpoint.address,
@@ -108,7 +110,10 @@ class PoolReport:
             "approximate": view.approximate_reasons.get(endpoint.slot),
             "unsynced": self._fleet.is_unsynced(name),
             "models": sorted(heartbeat.models) if heartbeat is not None else [],
-            **_load(self._scheduler.load(), endpoint),
+            **_load(load, endpoint),
+            "product": round(gauges.product, 1),
+            "reported_requests": gauges.reported_requests,
+            "kv_usage": gauges.kv_usage,
             "index_chunks": index_chunks,
             "index_digest": index_digest,
         }

@@ -13,7 +13,7 @@ from trimtab_extproc.errors import NotReady, ProtocolError
 from trimtab_extproc.events import GatewayEvent, Placed, Refused, RequestHeaders
 from trimtab_extproc.exchange import Exchange, ExchangeSettings, Ledger
 from trimtab_extproc.grpc_status import Code, Status
-from trimtab_extproc.picker import Picker
+from trimtab_extproc.picker import Picker, Undecided
 from trimtab_extproc.replies import Decide, Refuse, Reply
 from trimtab_extproc.telemetry import Telemetry
 from trimtab_extproc.wire import decode, encode
@@ -75,7 +75,7 @@ class Conversation:
         """Nothing more is to be said: end the stream once all replies are sent."""
         self._processor = processor
         self._exchange = Exchange(ledger=processor.ledger, settings=processor.settings, budget=processor.budget)
-        self._undecided: Decide | None = None
+        self._undecided: Undecided | None = None
         self._received_s = 0.0
 
     def receive(self, data: bytes) -> list[bytes] | None:
@@ -91,8 +91,8 @@ class Conversation:
             return self._encoded(answer)
         self._received_s = now_s
         outcome = processor.picker.pick_now(answer)
-        if outcome is None:
-            self._undecided = answer
+        if isinstance(outcome, Undecided):
+            self._undecided = outcome
             return None
         return self._chosen(outcome)
 
@@ -100,10 +100,12 @@ class Conversation:
         """The replies to the message for which `receive` had none."""
         assert self._undecided is not None, "receive asked for it"
         # The picker's last step awaits nothing: the exchange owns the reservation before anything can end it.
-        return self._chosen(await self._processor.picker.pick(self._undecided))
+        return self._chosen(await self._processor.picker.decide(self._undecided))
 
     def close(self) -> None:
         """The stream has ended, in whatever way."""
+        if self._undecided is not None:
+            self._processor.picker.drop(self._undecided)
         self._exchange.close(now_s=self._processor.clock())
         self._processor.in_flight_count -= 1
         self._processor.telemetry.exchange_closed()

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from aiohttp import web
 
-from trimtab_core.chunks import pool_seed
+from trimtab_core.chunks import pool_seed, seed_digest
 from trimtab_core.scheduler import SchedulerSettings
 from trimtab_core.selection import CORE_NAME, CORE_REASON, Scheduler
 from trimtab_extproc.admin import Admin
@@ -44,6 +44,7 @@ from trimtab_state import (
     Store,
     connect,
 )
+from trimtab_state.peer_placements import PeerPlacements
 
 log = logging.getLogger(__name__)
 
@@ -81,17 +82,25 @@ class Service:
         self.reservations = Reservations(
             scheduler=scheduler, table=table, observer=self._telemetry, responses=self._responses
         )
-        self._fleet = FleetView(scheduler=scheduler, table=table, first_tokens=self.reservations, clock=clock)
+        seed = pool_seed(settings.secret, settings.pool_namespace, settings.pool_name)
+        self._fleet = FleetView(
+            scheduler=scheduler,
+            table=table,
+            first_tokens=self.reservations,
+            clock=clock,
+            seed_digest=seed_digest(seed),
+        )
         class_terms = self._fleet.class_terms
         self._round_trips = RoundTrips(addresses=lambda: class_terms.addresses, tell=class_terms.on_round_trips)
-        self._publisher = LoadPublisher(
+        self._publisher = publisher = LoadPublisher(
             self._store,
             keys,
             open_reservations=self.reservations.for_lease,
             on_lease_lost=self._fleet.on_lease_lost,
         )
         self.reservations.load_log = self._publisher
-        self._follower = PoolFollower(self._store, keys, self._fleet, own_incarnations=self._publisher.own_incarnations)
+        self._follower = PoolFollower(self._store, keys, self._fleet, own_incarnations=publisher.own_incarnations)
+        publisher.reader = self._follower
         decisions = DecisionLog(name_of=lambda slot: None if (found := table.at_slot(slot)) is None else found.name)
         self._offload = Offload()
         self._picker = picker = Picker(
@@ -103,11 +112,9 @@ class Service:
             offload=self._offload,
             telemetry=self._telemetry,
             decisions=decisions,
-            settings=PickerSettings(
-                seed=pool_seed(settings.secret, settings.pool_namespace, settings.pool_name),
-                is_conformance_test=settings.is_conformance_test,
-            ),
+            settings=PickerSettings(seed=seed, is_conformance_test=settings.is_conformance_test),
             clock=clock,
+            peers=PeerPlacements(publisher, self._follower),
         )
         report = PoolReport(
             scheduler=scheduler, table=table, fleet=self._fleet, reservations=self.reservations, clock=clock

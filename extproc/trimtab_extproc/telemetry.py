@@ -40,7 +40,11 @@ _FIRST_TOKEN_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 
 _RATIO_BUCKETS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 _TOKEN_BUCKETS = (16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576)
 _BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-REFUSALS = ("no_endpoints", "subset_empty", "endpoints_full", "too_many_open", "wait_over", "wait_queue_full")
+REFUSALS = (
+    *("no_endpoints", "subset_empty", "endpoints_full", "too_many_open", "wait_over", "wait_queue_full"),
+    "sheddable",
+)
+CONFIRMATIONS = ("kept", "moved", "unsettled", "refused", "late", "unknown")
 WAIT_ENDS = ("placed", "refused", "wait_over", "wait_queue_full", "left")
 FIRST_TOKEN_SIGHTS = ("response", "kv_events", "prefill_rate")
 """How a first token is known: in the response's body, by the KV events, or not seen at all and taken as there."""
@@ -160,6 +164,15 @@ class Telemetry:
             "trimtab_waits", "Requests that waited for a place, by how that ended.", "outcome", WAIT_ENDS
         )
         self._wait_seconds = histogram("trimtab_wait_seconds", "How long they waited.", _FIRST_TOKEN_BUCKETS)
+        self._confirmations = counter(
+            "trimtab_confirmations",
+            "Choices held back until those of other pickers at the same moment were known, by what came of it.",
+            "result",
+            CONFIRMATIONS,
+        )
+        self._confirmation_seconds = histogram(
+            "trimtab_confirmation_seconds", "How long they were held back.", _DECISION_BUCKETS
+        )
         self._p_tokens = histogram("trimtab_chosen_p_tokens", "P of the chosen endpoint.", _TOKEN_BUCKETS)
         self._batch = histogram("trimtab_chosen_batch", "B of the chosen endpoint.", _BATCH_BUCKETS)
         self._loop_lag_seconds = histogram(
@@ -244,6 +257,10 @@ class Telemetry:
     def waited(self, *, seconds: float, outcome: str) -> None:
         self._waits.add(outcome)
         self._wait_seconds.observe(seconds)
+
+    def confirmed(self, *, seconds: float, result: str) -> None:
+        self._confirmations.add(result)
+        self._confirmation_seconds.observe(seconds)
 
     def protocol_error(self) -> None:
         self._protocol_errors.add()

@@ -8,7 +8,9 @@ A large request (of many engine requests) for which no endpoint has room neither
 starved by them: for the first of these one endpoint is kept free of all who wait behind it, until it fits there.
 
 Turns are taken when a place has become free here, and with the time (`advance`), which is how places are noticed that
-others have left. Bounds: `GROUPS_MAX` groups are looked at in one go; where there are more, they take turns.
+others have left. Bounds: `GROUPS_MAX` groups are looked at in one go; where there are more, they take turns. After
+`TURNS_MAX` turns everything else is served before the next ones: a pool that grows, or a limit that is lifted, lets
+thousands in at once.
 """
 
 import asyncio
@@ -22,6 +24,8 @@ from trimtab_extproc.wait_queue import Waiter, WaitQueue
 from trimtab_state.request_class import Overflow
 
 GROUPS_MAX = 64
+TURNS_MAX = 64
+"""Requests placed in one go, which takes some milliseconds."""
 NONE_KEPT: Set[int] = frozenset()
 
 T = TypeVar("T")
@@ -147,18 +151,23 @@ class WaitingRoom(Generic[T]):
 
         for number, groups in enumerate(together.values()):
             line_up(number, None, groups)
-        while turns:
+        left = TURNS_MAX
+        while turns and left:
             _, _, number, digits_max, groups = heapq.heappop(turns)
             waiter = queue.next_of(groups, digits_max=digits_max)
             if waiter is None:
                 continue
-            if not self._has_place(waiter, groups, now_s):
+            if self._has_place(waiter, groups, now_s):
+                left -= 1
+            else:
                 if waiter.size <= 1:
                     continue
                 if self._kept is None or self._kept[0] is waiter:
                     self._keep_for(waiter)
                 digits_max = waiter.size.bit_length() - 1
             line_up(number, digits_max, groups)
+        if turns:  # so many were placed; were others counted too, those without a place would be asked for ever
+            self.freed()
 
     def _try_kept(self, together: Mapping[Hashable, list[Hashable]], now_s: float) -> None:
         """Nobody of its priority is let to the endpoint that is kept, so it waits for no turn of theirs."""

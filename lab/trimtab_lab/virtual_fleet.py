@@ -5,9 +5,10 @@ only what has happened. It holds no clock and draws no numbers, so a run is a fu
 """
 
 import heapq
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from trimtab_lab.engine_model import EngineModel
 from trimtab_lab.engine_request import EngineRequest, FinishedRequest, Refusal, StepOutcome
@@ -16,11 +17,22 @@ from trimtab_lab.engine_request import EngineRequest, FinishedRequest, Refusal, 
 class Router(Protocol):
     """A policy under test."""
 
-    def route(self, request: EngineRequest, now_s: float) -> int:
-        """The engine for a request that has just arrived."""
+    def route(self, request: EngineRequest, now_s: float) -> int | None:
+        """The engine for a request that has just arrived. None: a `LateRouter` says it later."""
 
     def on_step(self, engine: int, outcome: StepOutcome) -> None:
         """A step of an engine has ended: its tokens, finished requests and KV events."""
+
+
+@runtime_checkable
+class LateRouter(Router, Protocol):
+    """A router that takes its time over some requests."""
+
+    def next_s(self) -> float | None:
+        """When the next of the requests that wait for their engine may have it."""
+
+    def decided(self, now_s: float) -> Sequence[tuple[EngineRequest, int]]:
+        """The requests that have their engine by now, each told once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,17 +83,32 @@ def run_fleet(engines: Sequence[EngineModel], arrivals: Iterable[Arrival], route
         served.extend(Served(engine=engine, finished=finished) for finished in outcome.finished)
         begin(engine, now_s)
 
-    for arrival in arrivals:
-        while ends and ends[0][0] <= arrival.at_s:
-            end_next()
-        engine = router.route(arrival.request, arrival.at_s)
+    def hand_over(request: EngineRequest, engine: int, now_s: float) -> None:
         if not 0 <= engine < len(engines):
             raise FleetError(f"there is no engine {engine}")
-        refusal = engines[engine].add(arrival.request, arrival.at_s)
+        refusal = engines[engine].add(request, now_s)
         if isinstance(refusal, Refusal):
-            raise FleetError(f"engine {engine} refused request {arrival.request.request_id}: {refusal.value}")
+            raise FleetError(f"engine {engine} refused request {request.request_id}: {refusal.value}")
         if not engines[engine].is_stepping:
-            begin(engine, arrival.at_s)
-    while ends:
-        end_next()
+            begin(engine, now_s)
+
+    late = router if isinstance(router, LateRouter) else None
+
+    def serve_until(until_s: float) -> None:
+        while True:
+            late_s = late.next_s() if late is not None else None
+            if ends and ends[0][0] <= until_s and (late_s is None or ends[0][0] <= late_s):
+                end_next()
+            elif late is not None and late_s is not None and late_s <= until_s:
+                for request, engine in late.decided(late_s):
+                    hand_over(request, engine, late_s)
+            else:
+                return
+
+    for arrival in arrivals:
+        serve_until(arrival.at_s)
+        engine = router.route(arrival.request, arrival.at_s)
+        if engine is not None:
+            hand_over(arrival.request, engine, arrival.at_s)
+    serve_until(math.inf)
     return served

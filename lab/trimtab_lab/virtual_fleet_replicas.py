@@ -3,13 +3,18 @@
 The one rule: a scheduler hears exactly what the shared state would carry to it (KV changes of the engines, reports, the
 load operations of its peers), in the order in which each writer wrote it, and nothing before its time has come. One
 replica is the same with nobody to talk to.
+
+A placement with much to prefill is confirmed, as the picker does it: it is written into the log at once, and its
+request goes to the engine when its replica has read what stands there before it. Where that is a peer's placement on
+the same engine, it is placed again.
 """
 
 import heapq
 import itertools
+import math
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +28,7 @@ from trimtab_core.token_table import TokenTable
 from trimtab_lab.engine_model import EngineModel
 from trimtab_lab.engine_request import EngineRequest, StepOutcome
 from trimtab_lab.kv_events import BlockRemoved, BlockStored, KvEvent
+from trimtab_lab.virtual_words import Words
 
 TICK_S = 0.05
 """Between two calls of `advance`."""
@@ -36,6 +42,12 @@ class Delays:
 
     load_s: Callable[[random.Random], float]
     kv_s: Callable[[random.Random], float]
+    confirm_s: Callable[[random.Random], float] | None = None
+    """From writing a placement down to knowing what stands before it; None: none is confirmed."""
+    confirm_s_max: float = math.inf
+    """The most that a request waits for that, whatever it knows then."""
+    round_trip_s: float = 0.0
+    """What the replicas take it to be."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -44,11 +56,27 @@ class _Replica:
     incarnation: int
     reservations: dict[str, int] = field(default_factory=dict)
     """By request id, while open."""
+    heard: list[tuple[int, float]] = field(default_factory=list)
+    """Its peers' placements, as they came: the slot, and when that came into the log."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Unconfirmed:
+    """A placement that its request waits for. `heard`: how many placements of peers it was made with."""
+
+    request: EngineRequest
+    asked: PlacementRequest
+    replica: _Replica
+    placed: Any
+    heard: int
+    since_s: float
+    logged_s: float = 0.0
+    choices: int = 1
 
 
 class ReplicatedRouter:
-    """A `Router`. Each request comes at a replica drawn at random; `prompts` gives the text of each as the picker has
-    it, and `seed` draws replicas, delays and ties."""
+    """A `LateRouter`. Each request comes at a replica drawn at random; `prompts` gives the text of each as the picker
+    has it, and `seed` draws replicas, delays and ties."""
 
     def __init__(
         self,
@@ -63,7 +91,12 @@ class ReplicatedRouter:
         root: int,
         tokens_per_byte: float,
         hotspots: HotspotSettings | None = None,
+        confirm_tokens: int = 0,
+        confirm_round_trips: int = 0,
+        choices_max: int = 1,
     ) -> None:
+        """`confirm_tokens`, and `confirm_round_trips` of time: what there must be to prefill for a placement to be
+        confirmed; `choices_max`: for one request."""
         self.policy = "product"
         """How requests are placed from now on."""
         self._engines = engines
@@ -77,9 +110,12 @@ class ReplicatedRouter:
         self._replicas = [self._started(seed + number, number) for number in range(replicas)]
         self._home: dict[str, _Replica] = {}
         self._next_incarnation = replicas
-        self._on_their_way: list[tuple[float, int, Callable[[float], None]]] = []
+        self._words = Words()
+        self._confirm_tokens = confirm_tokens
+        self._confirm_prefill_s = confirm_round_trips * delays.round_trip_s
+        self._choices_max = choices_max
+        self._unconfirmed: list[tuple[float, int, _Unconfirmed]] = []
         self._order = itertools.count()
-        self._last_s: dict[tuple[object, object], float] = {}
         self._next_tick_s = self._next_report_s = 0.0
         self._slots = np.ones(len(engines), dtype=np.bool_)
         self._variants = np.zeros(len(engines), dtype=np.int8)
@@ -93,7 +129,7 @@ class ReplicatedRouter:
 
     # What happens to the fleet
 
-    def route(self, request: EngineRequest, now_s: float) -> int:
+    def route(self, request: EngineRequest, now_s: float) -> int | None:
         self.advance(now_s)
         replica = self._rng.choice(self._replicas)
         asked = PlacementRequest(
@@ -104,14 +140,29 @@ class ReplicatedRouter:
             tokens_per_byte=self._tokens_per_byte,
             policy=self.policy,
         )
-        placed = replica.scheduler.place(asked, now_s)
-        if isinstance(placed, Rejection):
-            raise RuntimeError(f"a virtual fleet is never full, yet: {placed}")
-        replica.reservations[request.request_id] = placed.reservation_id
+        placed = _placed(replica, asked, now_s)
         self._home[request.request_id] = replica
-        load = (placed.slot, placed.p_own_tokens, 1, placed.sample_hashes, placed.sample_tokens)
-        self._tell(replica, now_s, "peer_reserve", placed.reservation_id, *load)
-        return int(placed.slot)
+        confirm_s = self._delays.confirm_s
+        if confirm_s is None or not self._is_worth_confirming(replica, placed):
+            self._booked(replica, request, placed, now_s)
+            return int(placed.slot)
+        unconfirmed = _Unconfirmed(
+            request=request, asked=asked, replica=replica, placed=placed, heard=len(replica.heard), since_s=now_s
+        )
+        self._write_down(unconfirmed, confirm_s(self._rng), now_s)
+        return None
+
+    def next_s(self) -> float | None:
+        return self._unconfirmed[0][0] if self._unconfirmed else None
+
+    def decided(self, now_s: float) -> list[tuple[EngineRequest, int]]:
+        self.advance(now_s)
+        decided = []
+        while self._unconfirmed and self._unconfirmed[0][0] <= now_s:
+            _, _, unconfirmed = heapq.heappop(self._unconfirmed)
+            if self._is_confirmed(unconfirmed, now_s):
+                decided.append((unconfirmed.request, int(unconfirmed.placed.slot)))
+        return decided
 
     def on_step(self, engine: int, outcome: StepOutcome) -> None:
         now_s = outcome.ended_s
@@ -130,12 +181,11 @@ class ReplicatedRouter:
         """Whatever was due by now arrives."""
         while True:
             next_s = min(self._next_tick_s, self._next_report_s)
-            if self._on_their_way and self._on_their_way[0][0] <= min(now_s, next_s):
-                due_s, _, arrive = heapq.heappop(self._on_their_way)
-                arrive(due_s)
-            elif next_s > now_s:
+            if self._words.arrive_by(min(now_s, next_s)):
+                continue
+            if next_s > now_s:
                 return
-            elif next_s == self._next_report_s:
+            if next_s == self._next_report_s:
                 self._report(next_s)
                 self._next_report_s += REPORT_S
             else:
@@ -164,10 +214,11 @@ class ReplicatedRouter:
                     weight_milli = record.weight_milli
                     new.scheduler.peer_reserve(peer.incarnation, record.reservation_id, *load, now_s, weight_milli)
 
-                def arrive(at_s: float, to: _Replica = peer) -> None:
+                def arrive(at_s: float, _: float, to: _Replica = peer) -> None:
                     to.scheduler.peer_drop(old.incarnation, at_s)
 
-                self._send(old, peer, now_s, arrive)
+                due_s = now_s + self._delays.load_s(self._rng)
+                self._words.send(old, peer, logged_s=due_s, due_s=due_s, arrive=arrive)
         old.reservations.clear()
         self._replicas[number] = new
 
@@ -186,6 +237,48 @@ class ReplicatedRouter:
                 given = replica.scheduler.kv_export(slot)
                 assert np.array_equal(given[0], hashes[order]), "the index is not the engine's cache"
                 assert np.array_equal(given[1], tokens[order]), "the index has other token counts"
+
+    # Confirmed placement
+
+    def _is_worth_confirming(self, replica: _Replica, placed: Any) -> bool:
+        if len(self._replicas) == 1 or placed.p_own_tokens < self._confirm_tokens:
+            return False
+        rate = float(replica.scheduler.load().prefill_rate[placed.slot])
+        return bool(placed.p_own_tokens / rate >= self._confirm_prefill_s)
+
+    def _write_down(self, unconfirmed: _Unconfirmed, took_s: float, now_s: float) -> None:
+        unconfirmed.logged_s = now_s + took_s / 2
+        self._booked(unconfirmed.replica, unconfirmed.request, unconfirmed.placed, now_s, unconfirmed.logged_s)
+        until_s = min(now_s + took_s, unconfirmed.since_s + self._delays.confirm_s_max)
+        heapq.heappush(self._unconfirmed, (until_s, next(self._order), unconfirmed))
+
+    def _is_confirmed(self, unconfirmed: _Unconfirmed, now_s: float) -> bool:
+        replica, before, confirm_s = unconfirmed.replica, unconfirmed.placed, self._delays.confirm_s
+        assert confirm_s is not None, "something was asked"
+        is_late = now_s >= unconfirmed.since_s + self._delays.confirm_s_max
+        if is_late or replica not in self._replicas or unconfirmed.choices == self._choices_max:
+            return True
+        self._words.read(replica, unconfirmed.logged_s, now_s)
+        news = replica.heard[unconfirmed.heard :]
+        if not any(slot == before.slot and logged_s < unconfirmed.logged_s for slot, logged_s in news):
+            return True
+        replica.scheduler.finish(before.reservation_id, now_s)
+        self._tell(replica, now_s, "peer_finish", before.reservation_id)
+        unconfirmed.placed = _placed(replica, replace(unconfirmed.asked, is_again=True), now_s)
+        unconfirmed.heard = len(replica.heard)
+        unconfirmed.choices += 1
+        if unconfirmed.placed.slot == before.slot:
+            self._booked(replica, unconfirmed.request, unconfirmed.placed, now_s)
+            return True
+        self._write_down(unconfirmed, confirm_s(self._rng), now_s)
+        return False
+
+    def _booked(
+        self, replica: _Replica, request: EngineRequest, placed: Any, now_s: float, logged_s: float | None = None
+    ) -> None:
+        replica.reservations[request.request_id] = placed.reservation_id
+        load = (placed.slot, placed.p_own_tokens, 1, placed.sample_hashes, placed.sample_tokens)
+        self._tell(replica, now_s, "peer_reserve", placed.reservation_id, *load, logged_s=logged_s)
 
     # Words on their way
 
@@ -223,7 +316,7 @@ class ReplicatedRouter:
                 seen = to.scheduler.kv_apply(engine, changes.added, changes.tokens, changes.removed, at_s)
                 self._seen(to, seen, at_s)
 
-            self._send(engine, replica, now_s, arrive, self._delays.kv_s)
+            self._send(engine, replica, now_s, arrive)
 
     def _report(self, now_s: float) -> None:
         for slot, engine in enumerate(self._engines):
@@ -240,30 +333,35 @@ class ReplicatedRouter:
                 ) -> None:
                     to.scheduler.report(slot, now_s=at_s, **report)
 
-                self._send(slot, replica, now_s, arrive, self._delays.kv_s)
+                self._send(slot, replica, now_s, arrive)
 
-    def _tell(self, replica: _Replica, now_s: float, operation: str, *arguments: object) -> None:
-        """One load operation to all peers."""
+    def _tell(
+        self, replica: _Replica, now_s: float, operation: str, *arguments: Any, logged_s: float | None = None
+    ) -> None:
+        """One load operation to all peers. `logged_s`: when it is in the log, where that is known."""
         for peer in self._replicas:
             if peer is not replica:
 
-                def arrive(at_s: float, to: _Replica = peer) -> None:
+                def arrive(at_s: float, logged_s: float, to: _Replica = peer) -> None:
                     getattr(to.scheduler, operation)(replica.incarnation, *arguments, at_s)
+                    if operation == "peer_reserve":
+                        to.heard.append((arguments[1], logged_s))
 
-                self._send(replica, peer, now_s, arrive)
+                took_s = self._delays.load_s(self._rng)
+                there_s = now_s + took_s / 2 if logged_s is None else logged_s
+                self._words.send(replica, peer, logged_s=there_s, due_s=now_s + took_s, arrive=arrive)
 
-    def _send(
-        self,
-        writer: object,
-        reader: _Replica,
-        now_s: float,
-        arrive: Callable[[float], None],
-        delay_s: Callable[[random.Random], float] | None = None,
-    ) -> None:
-        way = (writer, reader)
-        due_s = max(self._last_s.get(way, 0.0), now_s + (delay_s or self._delays.load_s)(self._rng))
-        self._last_s[way] = due_s
-        heapq.heappush(self._on_their_way, (due_s, next(self._order), arrive))
+    def _send(self, engine: int, reader: _Replica, now_s: float, arrive: Callable[[float], None]) -> None:
+        """Something of an engine's to one replica."""
+        due_s = now_s + self._delays.kv_s(self._rng)
+        self._words.send(engine, reader, logged_s=due_s, due_s=due_s, arrive=lambda at_s, _: arrive(at_s))
+
+
+def _placed(replica: _Replica, asked: PlacementRequest, now_s: float) -> Any:
+    placed = replica.scheduler.place(asked, now_s)
+    if isinstance(placed, Rejection):
+        raise RuntimeError(f"a virtual fleet is never full, yet: {placed}")
+    return placed
 
 
 def _name(block: bytes) -> int:

@@ -80,6 +80,8 @@ class VirtualPolicy:
     wait_s: float = 0.0
     """How long a request may wait for a place; 0: it is refused."""
     policy: str = "product"
+    priority: Callable[[Asked], int] = lambda _: 0
+    """Below 0 it does not wait; what else it does is the line's."""
 
 
 class FirstInFirstOut:
@@ -163,7 +165,7 @@ class VirtualPicker:
     def _arrive(self, asked: Asked, now_s: float) -> None:
         if self._line.first() is None and self._place(asked, now_s):
             return
-        if self.policy.wait_s:
+        if self.policy.wait_s and self.policy.priority(asked) >= 0:
             self._line.add(asked)
             self._turns(now_s)
         else:

@@ -9,7 +9,18 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 
 from .errors import CodecError
-from .request_class import CLASSES_MAX, EXPERTS_MAX, CostMilli, EndpointExperts, Expert, Overflow, RequestClass, Word
+from .request_class import (
+    CLASSES_MAX,
+    EXPERTS_MAX,
+    OBJECTIVES_MAX,
+    CostMilli,
+    EndpointExperts,
+    Expert,
+    Objective,
+    Overflow,
+    RequestClass,
+    Word,
+)
 from .wire import TEXT_BYTES_MAX
 
 EndpointState = Literal["serving", "draining", "asleep", "unreachable"]
@@ -79,6 +90,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     class_header: Word = ""
     """Header by which a request names its class; empty: it cannot."""
     classes: Annotated[tuple[RequestClass, ...], msgspec.Meta(max_length=CLASSES_MAX)] = ()
+    objectives: Annotated[tuple[Objective, ...], msgspec.Meta(max_length=OBJECTIVES_MAX)] = ()
+    """The pool's InferenceObjectives, in the order of their names."""
     expert_costs: Annotated[tuple[EndpointExperts, ...], msgspec.Meta(max_length=64)] = ()
     """In place of what the sidecars of these endpoints say."""
 
@@ -124,6 +137,9 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """As measured in the blocks that the engine stored; 0 until there are enough of them."""
     expert_costs: Annotated[dict[Expert, CostMilli], msgspec.Meta(max_length=EXPERTS_MAX)] = {}
     """What each expert costs there, as the engine says; those that are not named cost 1."""
+    seed_digest: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    """Of the seed of its chunk hashes: one that is not the pickers' comes of another secret, and none of its hashes is
+    ever found. Empty: a sidecar that does not say."""
     incarnation: int = 0
     """Of the sidecar process. Set by the publisher, as are the two below."""
     sequence: int = 0

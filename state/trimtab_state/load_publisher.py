@@ -8,9 +8,11 @@ again.
 import asyncio
 import logging
 import os
+from collections import deque
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any, Protocol
 
 from trimtab_core.chunks import U32, U64
 from trimtab_core.extra_terms import ORDINARY_MILLI
@@ -25,6 +27,7 @@ from .outage_log import OutageLog
 from .pace import Pace
 from .settings import StateSettings
 from .store import Command, Store
+from .stream_position import START, parse_id
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +35,8 @@ ENTRIES_PER_FLUSH_MAX = 64
 """Entries of the load log in one transaction."""
 TURNS_AT_ONCE = 4
 """Operations that come alone, or a few of them, are told at once: the other replicas decide by them."""
+BATCHES_TIMED = 8
+"""The last ones, of which the shortest tells how far away the store is."""
 OWN_INCARNATIONS_MAX = 64
 """Own incarnations remembered, so that a follower can leave out their entries."""
 
@@ -47,6 +52,15 @@ class OpenReservation:
     sample_hashes: U64
     sample_tokens: U32
     weight_milli: int = ORDINARY_MILLI
+
+
+class ReadsBehind(Protocol):
+    """Who reads on in the load log in the very transaction that writes to it."""
+
+    def read_behind(self) -> Command: ...
+
+    def take_behind(self, reply: Any) -> bool:
+        """What the command found. Whether all of it is known now."""
 
 
 class LoadPublisher:
@@ -69,12 +83,15 @@ class LoadPublisher:
         self.connected = False
         """The store took the last batch."""
         self.leases_lost = 0
+        self.reader: ReadsBehind | None = None
+        """Set once by the composition root: the follower needs our incarnations itself."""
         self._store = store
         self._keys = keys
         self._open_reservations = open_reservations
         self._settings = settings or StateSettings()
         self._on_lease_lost = on_lease_lost
         self._outbox = LoadOutbox(_random_u64() if incarnation is None else incarnation, self._settings)
+        self._took_s: deque[float] = deque(maxlen=BATCHES_TIMED)
         self._own: dict[int, None] = {self._outbox.incarnation: None}
         self._goodbyes: list[tuple[int, int]] = []
         self._generation = Generation(keys, self._settings)
@@ -82,6 +99,10 @@ class LoadPublisher:
         self._renewal = 0
         self._renew_at_s = self._renewed_at_s = 0.0
         self._wake = asyncio.Event()
+        self._urgent = asyncio.Event()
+        self._last_id = START
+        """Of the last entry of ours in the log."""
+        self._asked: list[asyncio.Future[tuple[int, int] | None]] = []
         self._flushing = asyncio.Lock()
         self._pace = Pace(self._settings.load_window_s, TURNS_AT_ONCE)
 
@@ -94,6 +115,11 @@ class LoadPublisher:
     def own_incarnations(self) -> Container[int]:
         """All that this process has had, a live view: hand it to PoolFollower."""
         return self._own
+
+    @property
+    def round_trip_s(self) -> float:
+        """To the store and back, where nothing is in the way."""
+        return min(self._took_s, default=0.0)
 
     @property
     def dropped(self) -> int:
@@ -122,21 +148,35 @@ class LoadPublisher:
     def finished(self, reservation_id: int) -> None:
         self._add(LoadOperation(LoadKind.FINISHED, reservation_id))
 
+    def tell_now(self) -> "asyncio.Future[tuple[int, int] | None]":
+        """Sends at once what waits. The place of our last entry in the log, when the reader has passed on all entries
+        before it; None where that was not to be had. One round trip answers all who ask before it begins."""
+        future = asyncio.get_running_loop().create_future()
+        self._asked.append(future)
+        self._wake.set()
+        self._urgent.set()
+        return future
+
     async def run(self) -> None:
         """Sends and renews the lease until cancelled; never raises for a store that is away."""
         backoff = Backoff(self._settings.backoff_min_s, self._settings.backoff_max_s)
         outage = OutageLog("load operations wait")
-        while True:
-            await self._gather()
-            try:
-                await self._flush()
-            except StateUnavailable as error:
-                self.connected = False
-                outage.failed(error)
-                await self._store.pause(backoff.next_s())
-            else:
-                backoff.reset()
-                outage.over()
+        try:
+            while True:
+                await self._gather()
+                try:
+                    await self._flush()
+                except StateUnavailable as error:
+                    self.connected = False
+                    outage.failed(error)
+                    _answer(self._taken_questions(), None)
+                    await self._store.pause(backoff.next_s())
+                else:
+                    backoff.reset()
+                    outage.over()
+        finally:
+            self.connected = False
+            _answer(self._taken_questions(), None)
 
     async def close(self) -> None:
         """Sends what is left, says goodbye and deletes the lease: peers drop this replica at once.
@@ -161,28 +201,41 @@ class LoadPublisher:
         self._wake.set()
 
     async def _gather(self) -> None:
-        """Waits for operations and then, where they come thick, for more; or until the lease has to be renewed."""
+        """Waits for operations and then, where they come thick, for more; or until the lease has to be renewed, or
+        somebody waits for an answer."""
         loop = asyncio.get_running_loop()
-        if not self._outbox.has_work:
+        if not self._outbox.has_work and not self._asked:
             self._wake.clear()
-            try:
-                async with asyncio.timeout_at(self._renew_at_s):
-                    await self._wake.wait()
-            except TimeoutError:
+            if not await _is_set_by(self._wake, self._renew_at_s):
                 return
-        if loop.time() < self._renew_at_s:
-            await asyncio.sleep(self._pace.wait_s(loop.time()))
+        if self._asked or loop.time() >= self._renew_at_s:
+            return
+        pause_s = self._pace.wait_s(loop.time())
+        if pause_s:
+            self._urgent.clear()
+            await _is_set_by(self._urgent, loop.time() + pause_s)
+        else:
+            await asyncio.sleep(0)
+
+    def _taken_questions(self) -> "list[asyncio.Future[tuple[int, int] | None]]":
+        asked, self._asked = self._asked, []
+        return asked
 
     async def _flush(self) -> None:
         loop = asyncio.get_running_loop()
         async with self._flushing:
             while True:
-                await self._send(loop.time())
-                if not self._outbox.has_work and loop.time() < self._renew_at_s:
+                asked, is_all_read = self._taken_questions(), False
+                try:
+                    is_all_read = await self._send(loop.time(), self.reader if asked else None)
+                finally:
+                    _answer(asked, self._last_id if is_all_read else None)
+                if not self._outbox.has_work and not self._asked and loop.time() < self._renew_at_s:
                     return
 
-    async def _send(self, now_s: float) -> None:
-        """One transaction: entries, and the lease if it is due and stands on all of them."""
+    async def _send(self, now_s: float, reader: ReadsBehind | None) -> bool:
+        """One transaction: entries, what the reader wants to know after them, and the lease if it is due and stands on
+        all entries. Whether the reader knows all that is before the last entry, and nothing waits to be sent."""
         outbox, settings = self._outbox, self._settings
         if outbox.sequence == 0:
             outbox.greet()
@@ -193,12 +246,20 @@ class LoadPublisher:
             commands.append(self._xadd(_goodbye(incarnation, sequence)))
             commands.append(("SREM", self._keys.replicas, _member(incarnation)))
         commands += [self._xadd(entry) for entry in entries]
+        read_at = len(commands)
+        if reader is not None:
+            commands.append(reader.read_behind())
         is_renewal = now_s >= self._renew_at_s and len(entries) < ENTRIES_PER_FLUSH_MAX
         if is_renewal:
             commands += self._lease_commands()
+        began_s = asyncio.get_running_loop().time()
         replies = await self._store.batch(commands, atomic=True)
+        if commands:
+            self._took_s.append(asyncio.get_running_loop().time() - began_s)
         self.connected = True
         outbox.arrived(len(entries))
+        if entries:
+            self._last_id = parse_id(replies[read_at - 1])
         del self._goodbyes[: len(goodbyes)]
         if is_renewal:
             generation, lease = replies[-6], replies[-4]
@@ -212,6 +273,9 @@ class LoadPublisher:
                 self._is_held = False
             else:
                 self._take_new_incarnation()
+        if reader is None or not reader.take_behind(replies[read_at]):
+            return False
+        return outbox is self._outbox and len(entries) < ENTRIES_PER_FLUSH_MAX
 
     def _lease_commands(self) -> list[Command]:
         """The generation's three commands, then the lease; written only where it is, unless it was never there."""
@@ -259,6 +323,21 @@ class LoadPublisher:
 
     def _xadd(self, entry: bytes) -> Command:
         return ("XADD", self._keys.load_log, "MAXLEN", "~", self._settings.load_log_entries_max, "*", "b", entry)
+
+
+async def _is_set_by(event: asyncio.Event, until_s: float) -> bool:
+    try:
+        async with asyncio.timeout_at(until_s):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True
+
+
+def _answer(asked: "list[asyncio.Future[tuple[int, int] | None]]", position: tuple[int, int] | None) -> None:
+    for future in asked:
+        if not future.done():
+            future.set_result(position)
 
 
 def _goodbye(incarnation: int, sequence: int) -> bytes:

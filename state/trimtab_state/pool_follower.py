@@ -24,6 +24,7 @@ from .load_codec import (
     LEASE_HEAD_BYTES,
     Lease,
     LeaseHead,
+    LoadKind,
     decode_lease,
     decode_lease_head,
     decode_load_entry,
@@ -33,11 +34,12 @@ from .load_follower import LoadFollower
 from .notices import Notice, parse_notice
 from .outage_log import OutageLog
 from .pace import Pace
+from .peer_placements import PlacementTrail
 from .retry_times import RetryTimes
 from .settings import StateSettings
 from .sink import PoolSink
 from .store import Command, Store
-from .stream_position import START, StreamCursors, parse_id
+from .stream_position import START, StreamCursors, after, format_id, parse_id
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -82,6 +84,8 @@ class PoolFollower:
         self.kv = KvFollower(sink, self._settings)
         self._own_incarnations = own_incarnations
         self.load = LoadFollower(sink, self._settings, own_incarnations)
+        self.placements = PlacementTrail()
+        self._resyncs_behind = 0
         self.heartbeats = HeartbeatTable(sink, self._settings)
         self._snapshot_times: RetryTimes[str] = RetryTimes(SNAPSHOT_RETRY_S)
         self._lease_times: RetryTimes[int] = RetryTimes(LEASE_RETRY_S)
@@ -92,6 +96,11 @@ class PoolFollower:
         self._silent_since_s: dict[str, float] = {}
         self._caught_up = False
         self._outage = OutageLog(f"the pool {keys.namespace}/{keys.name} is not followed")
+
+    @property
+    def has_peers(self) -> bool:
+        """Whether other replicas are followed."""
+        return bool(self.load.peers)
 
     def log_lag_s(self, now_s: float) -> float:
         """How far behind the logs this is at a time of the loop's clock, in seconds.
@@ -167,6 +176,7 @@ class PoolFollower:
     async def _poll(self, reader: Store) -> None:
         """Compares the store with what is known: contents, streams, control document, heartbeats, leases."""
         keys, caught_up = self._keys, self._caught_up
+        known = self._cursors.positions()
         generation_commands = self._generation.commands()
         replies = await self._ask(
             reader,
@@ -184,7 +194,7 @@ class PoolFollower:
         for stream, end in zip(self._streams, ends, strict=True):
             if end is None:
                 raise StateUnavailable(f"the key {stream} holds something other than a stream: delete it")
-        self._place(ends, is_new_store=self._generation.is_changed(generation))
+        self._place(ends, known, is_new_store=self._generation.is_changed(generation))
         self._take_control(control)
         names = _bounded(self.heartbeats.endpoints, map(_text, _members(members)), self._settings.endpoints_max)
         await self._read_heartbeats(reader, names, caught_up=caught_up)
@@ -193,10 +203,10 @@ class PoolFollower:
         await self._read_lease_heads(reader, incarnations, caught_up=caught_up)
         self._caught_up = False
 
-    def _place(self, ends: "list[object]", *, is_new_store: bool) -> None:
-        """Where to read on."""
+    def _place(self, ends: "list[object]", known: list[tuple[int, int]], *, is_new_store: bool) -> None:
+        """Where to read on. `known`: how far was read when the ends were asked for; more may have been since."""
         newest = [parse_id(end[0][0]) if isinstance(end, list) and end else START for end in ends]
-        if self._cursors.have_gone_back(newest) or is_new_store:
+        if self._cursors.have_gone_back(newest, known) or is_new_store:
             log.warning("the store went back or lost its contents: reading everything of %s again", self._keys.prefix)
             self.counters.resyncs += 1
             self._cursors.restart()
@@ -351,14 +361,39 @@ class PoolFollower:
         for name, entries in reply or ():
             stream = name.decode()
             for entry_id, fields in entries:
-                self._cursors.advance(stream, parse_id(entry_id))
-                self._take(stream, fields or {})
+                self._read(stream, parse_id(entry_id), fields)
                 if loop.time() - slice_s > SLICE_S:
                     await asyncio.sleep(0)
                     slice_s = loop.time()
         return bool(reply) and is_end
 
-    def _take(self, stream: str, fields: "dict[bytes, bytes]") -> None:
+    # What the publisher reads for us in the transaction that writes. It runs beside our own reads of the same entries.
+
+    def read_behind(self) -> Command:
+        """The entries of the load log after the last one that was passed on, the newest first."""
+        self._resyncs_behind = self.counters.resyncs
+        following = format_id(after(self._cursors.position(self._keys.load_log)))
+        return ("XREVRANGE", self._keys.load_log, "+", following, "COUNT", self._settings.read_entries_max)
+
+    def take_behind(self, reply: "list[tuple[bytes, dict[bytes, bytes] | None]] | None") -> bool:
+        """Passes them on, unless they are of a log that is not followed (any more), or some are missing. Whether it
+        did."""
+        entries = reply or []
+        if not self.connected or self.counters.resyncs != self._resyncs_behind:
+            return False
+        if len(entries) >= self._settings.read_entries_max:
+            return False
+        for entry_id, fields in reversed(entries):
+            self._read(self._keys.load_log, parse_id(entry_id), fields)
+        return True
+
+    def _read(self, stream: str, position: tuple[int, int], fields: "dict[bytes, bytes] | None") -> None:
+        """One entry, which somebody else may have read meanwhile."""
+        if position > self._cursors.position(stream):
+            self._cursors.advance(stream, position)
+            self._take(stream, position, fields or {})
+
+    def _take(self, stream: str, position: tuple[int, int], fields: "dict[bytes, bytes]") -> None:
         try:
             if stream == self._keys.kv_log:
                 self.counters.kv_entries += 1
@@ -368,7 +403,11 @@ class PoolFollower:
                 data = fields.get(b"b", b"")
                 # With one replica all entries are our own: reading their operations only to skip them is half the work.
                 if writer_of_load_entry(data) not in self._own_incarnations:
-                    self.load.entry(decode_load_entry(data), self._clock.now_s)
+                    entry = decode_load_entry(data)
+                    for operation in entry.operations:
+                        if operation.kind in (LoadKind.RESERVE, LoadKind.MOVED):
+                            self.placements.add(position, operation.endpoint)
+                    self.load.entry(entry, self._clock.now_s)
             elif (notice := parse_notice(fields)) is not None:
                 self._noticed.add(notice)
         except CodecError as error:

@@ -27,6 +27,10 @@ SHARE_MAX = 1_000_000
 WAIT_S_MAX = 120.0
 WAITING_MAX = 100_000
 PRIORITY_MAX = 1_000_000
+OBJECTIVES_MAX = 256
+"""InferenceObjectives of a pool whose priorities count."""
+OBJECTIVE_PRIORITY_MAX = 2**53
+"""The standard sets no bound: what is beyond this, every reader of JSON's, is taken as this."""
 Expert = Annotated[int, msgspec.Meta(ge=0, lt=EXPERTS_MAX)]
 CostMilli = Annotated[int, msgspec.Meta(ge=1, le=COST_MILLI_MAX)]
 """How many times longer a token takes through an expert than where all experts are balanced, in thousandths."""
@@ -65,13 +69,21 @@ class RequestClass(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     name: Word
     weight_milli: Annotated[int, msgspec.Meta(ge=1, le=WEIGHT_MILLI_MAX)] = ORDINARY_MILLI
-    priority: Annotated[int, msgspec.Meta(ge=-PRIORITY_MAX, le=PRIORITY_MAX)] = 0
-    """Among those who wait for a place the highest goes first; below 0 it does not wait."""
+    priority: Annotated[int, msgspec.Meta(ge=-PRIORITY_MAX, le=PRIORITY_MAX)] | None = None
+    """Among those who wait for a place the highest goes first; below 0 it does not wait. None: the class says nothing
+    of it."""
     objectives: Words = ()
     """Names of InferenceObjectives."""
     models: Words = ()
     experts: Annotated[tuple[ExpertShare, ...], msgspec.Meta(max_length=RUNS_MAX)] = ()
     """The experts that its tokens are sent to; empty: all alike."""
+
+
+class Objective(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An InferenceObjective of the pool, as the cluster has it."""
+
+    name: Word
+    priority: Annotated[int, msgspec.Meta(ge=-OBJECTIVE_PRIORITY_MAX, le=OBJECTIVE_PRIORITY_MAX)] = 0
 
 
 class Overflow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

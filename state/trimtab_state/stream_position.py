@@ -24,6 +24,11 @@ def format_id(position: tuple[int, int]) -> str:
     return f"{position[0]}-{position[1]}"
 
 
+def after(position: tuple[int, int]) -> tuple[int, int]:
+    """The least position that is beyond it."""
+    return position[0], position[1] + 1
+
+
 def before(position: tuple[int, int], seconds: float) -> tuple[int, int]:
     """The position some seconds before, by the store's clock."""
     return max(0, position[0] - int(seconds * 1000)), 0
@@ -38,10 +43,15 @@ class StreamCursors:
         self._ends: dict[str, tuple[int, int]] = {}
         """The newest entries at the last look for the lag."""
 
-    def have_gone_back(self, newest: Sequence[tuple[int, int]]) -> bool:
-        """A stream's newest entry is older than what was read: it is not the stream that it was."""
-        ends = zip(self._streams, newest, strict=True)
-        return any(end < self._positions.get(stream, START) for stream, end in ends)
+    @staticmethod
+    def have_gone_back(newest: Sequence[tuple[int, int]], known: Sequence[tuple[int, int]]) -> bool:
+        """A stream's newest entry is older than what was read before it was asked for: it is not the stream that it
+        was."""
+        return any(end < position for end, position in zip(newest, known, strict=True))
+
+    def positions(self) -> list[tuple[int, int]]:
+        """How far each has been read."""
+        return [self._positions.get(stream, START) for stream in self._streams]
 
     def lag_s(self, newest: Sequence[tuple[int, int]], *, looked_ago_s: float) -> float:
         """How much older the last entry read is than the newest there is, of the stream where that is most, seconds.
@@ -71,6 +81,10 @@ class StreamCursors:
     def advance(self, stream: str, position: tuple[int, int]) -> None:
         """The entry at this position was read."""
         self._positions[stream] = position
+
+    def position(self, stream: str) -> tuple[int, int]:
+        """The last entry that was read; before any was, the start."""
+        return self._positions.get(stream, START)
 
     def ids(self) -> list[str]:
         """Where to read on, in the order of the streams."""

@@ -8,7 +8,7 @@ import pytest
 
 from trimtab_core import hotspot_arrivals
 from trimtab_core.chunks import hash_chunks
-from trimtab_core.hotspot import ALARMS_MAX, IN_CLASS_MIN, Hotspot, HotspotSettings
+from trimtab_core.hotspot import ALARMS_MAX, IN_CLASS_MIN, SEEN_COUNT, Hotspot, HotspotSettings
 from trimtab_core.hotspot_arrivals import ARRIVALS_MAX, PLACES_MAX, PREFIXES_MAX, STEP_CHUNKS, Arrivals
 from trimtab_core.placement import Placement, PlacementRequest, Prompt, Rejection
 from trimtab_core.scheduler import Scheduler
@@ -302,6 +302,31 @@ def test_between_clearly_above_and_above_an_alarm_stays_as_it_is() -> None:
     for _ in range(3):
         pool.serve(DOCUMENT)
     assert not pool.hotspots()
+
+
+def test_endpoints_to_which_no_request_may_go_any_more_are_none_of_the_others() -> None:
+    pool = hot()
+    awake = np.array([True, True])
+    for _ in range(SEEN_COUNT - 1):
+        pool.serve(DOCUMENT, candidates=awake)
+        pool.others(4)
+    (hotspot,) = pool.hotspots()
+    assert (hotspot.holders, hotspot.others) == (1, 7)
+    pool.others(120)
+    for _ in range(2 * SEEN_COUNT):  # half of the arrivals would have to be its own, of two
+        pool.serve(DOCUMENT, candidates=awake)
+        pool.others(4)
+    assert not pool.hotspots()
+
+
+def test_an_alarm_knows_when_its_last_request_came() -> None:
+    pool = hot()
+    came_s = pool.now_s - 0.1
+    assert pool.hotspots()[0].came_s == came_s
+    pool.others(5)
+    assert pool.hotspots()[0].came_s == came_s
+    pool.serve(DOCUMENT)
+    assert pool.hotspots()[0].came_s == pool.now_s
 
 
 def test_holders_that_go_are_none_any_more() -> None:

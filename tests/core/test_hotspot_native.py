@@ -10,6 +10,7 @@ from core_pair import scheduler_pair
 from native_core import needs_native
 
 from trimtab_core.errors import UnknownSlot
+from trimtab_core.extra_terms import ExtraTerms
 from trimtab_core.hotspot import HotspotSettings
 from trimtab_core.hotspot_arrivals import ARRIVALS_MAX, PREFIXES_MAX, STEP_CHUNKS
 from trimtab_core.placement import PlacementRequest, Prompt, Rejection
@@ -42,6 +43,7 @@ class History:
             self.chains += [document, np.concatenate([document[:70], chain_of(200 + name, 48)])]
         self.hot = rng.sample(range(len(self.chains)), 2)
         self.policy = "product"
+        self.asleep = 0
         self.open: list[int] = []
         self.pair.watch_hotspots(HotspotSettings(window_s=20.0))
 
@@ -62,15 +64,32 @@ class History:
             for _ in range(rng.choice([1, 1, 1, 1, 1, 0, 2]))
         )
         share = rng.choice([1.0, 1.0, 1.0, 0.6, 0.2])
+        asleep = self.asleep
         return PlacementRequest(
             prompts=prompts,
             variant_of_slot=np.array([rng.choice([0, 0, 0, 0, 1, -1]) for _ in range(slots)], dtype=np.int8),
             exact=np.array([rng.random() < 0.9 for _ in range(slots)], dtype=np.bool_),
-            candidates=np.array([rng.random() < share for _ in range(slots)], dtype=np.bool_),
+            candidates=np.array([rng.random() < share and n >= asleep for n in range(slots)], dtype=np.bool_),
             tokens_per_byte=0.25,
-            cache_reads=rng.random() < 0.95,
+            cache_reads=rng.random() < 0.98,
             policy=self.policy,
-            batch_max=rng.choice([None, None, None, 2]),
+            batch_max=rng.choice([None] * 7 + [2]),
+            is_again=rng.random() < 0.1,
+            batch=rng.choice([1] * 9 + [4]),
+            extra=rng.choice([None] * 5 + [self.extra()]),
+        )
+
+    def extra(self) -> ExtraTerms:
+        rng, slots = self.rng, self.pair.slot_count
+
+        def column(low: float, high: float) -> Any:
+            return rng.choice([None, np.array([rng.uniform(low, high) for _ in range(rng.choice([slots, slots - 1]))])])
+
+        return ExtraTerms(
+            weight_milli=rng.choice([1, 1_000, 4_000, 1_000_000]),
+            expert_factor=column(0.5, 2.0),
+            rtt_s=column(0.0, 0.2),
+            log_above_tokens=rng.choice([0.0, 1.0, 300.0]),
         )
 
     def step(self) -> None:
@@ -111,7 +130,7 @@ class History:
     def change(self, what: int) -> None:
         rng, pair = self.rng, self.pair
         if what < 2:
-            self.policy = rng.choice(["product", "product", "round_robin", "least_request"])
+            self.policy = rng.choice(["product"] * 4 + ["round_robin", "least_request"])
         elif what == 2:
             pair.watch_hotspots(
                 rng.choice([None, HotspotSettings(window_s=5.0), HotspotSettings(window_s=20.0, acts=False)])
@@ -119,6 +138,7 @@ class History:
             pair.watch_hotspots(HotspotSettings(window_s=20.0, acts=rng.random() < 0.8))
         elif what == 3:
             self.hot = rng.sample(range(len(self.chains)), 2)
+            self.asleep = rng.choice([0, 0, 0, 1])
         elif what == 4:
             self.now_s += rng.choice([5.0, 30.0])
         elif what == 5:

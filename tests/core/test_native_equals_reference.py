@@ -92,10 +92,11 @@ class PoolHistory:
             exact=np.array([rng.random() < 0.7 for _ in range(slots)], dtype=np.bool_),
             candidates=np.array([rng.random() < share for _ in range(slots)], dtype=np.bool_),
             tokens_per_byte=rng.choice([0.25, 0.2713]),
-            batch=rng.choice([1, 1, 2, 5]),
+            batch=rng.choice([1, 1, 1, 2, 5, 16_384]),
             cache_reads=rng.random() < 0.9,
             policy=rng.choice(["product", "product", "product", "round_robin", "least_request"]),
-            batch_max=rng.choice([None, None, None, 3]),
+            batch_max=rng.choice([None, None, None, 3, 100_000]),
+            is_again=rng.random() < 0.1,
             extra=rng.choice([None, self.extra()]),
         )
 
@@ -110,7 +111,7 @@ class PoolHistory:
             weight_milli=rng.choice([1000, 250, 4000, 1, 333, 1_000_000]),
             expert_factor=rng.choice([column(0.3, 3.0), column(0.001, 100.0)]),
             rtt_s=rng.choice([column(0.0, 0.2), column(0.0, 60.0)]),
-            log_above_tokens=rng.choice([0.0, 1.0, 64.0, 333.3, 2_000.0, 1e8]),
+            log_above_tokens=rng.choice([0.0, 1.0, 64.0, 333.3, 2_000.0, 2.0**53]),
         )
 
     def held(self) -> tuple[Any, Any]:
@@ -174,7 +175,7 @@ class PoolHistory:
         elif kind == 10:
             pair.report(
                 self.slot(),
-                requests=rng.randrange(9),
+                requests=rng.choice([rng.randrange(9), rng.randrange(9), 1 << 24]),
                 block_tokens=rng.choice([0, 16, 16, 32, 7]),
                 kv_capacity_tokens=rng.choice([0, 900, 20_000]),
                 now_s=now_s,
@@ -195,10 +196,10 @@ class PoolHistory:
                 number,
                 self.slot(),
                 rng.choice([0, 700]),
-                rng.choice([1, 3]),
+                rng.choice([1, 1, 3, 1 << 24]),
                 *samples,
                 now_s,
-                *rng.choice([[], [1000], [2500]]),
+                *rng.choice([[], [1000], [2500], [1_000_000]]),
             )
         elif kind == "first":
             pair.peer_first_token(incarnation, number, now_s)

@@ -8,6 +8,7 @@ import numpy as np
 from trimtab_core.chunks import U32, U64, pool_seed
 from trimtab_core.model_card import ModelCard
 from trimtab_core.scheduler import Scheduler, SchedulerSettings
+from trimtab_extproc.confirmation import Peers
 from trimtab_extproc.decisions import DecisionLog
 from trimtab_extproc.endpoint_table import EndpointTable
 from trimtab_extproc.events import Placed, Refused
@@ -73,7 +74,7 @@ class RememberedResponses:
 class PickerRig:
     """All parts of a decision, each within reach of a test."""
 
-    def __init__(self, *, is_conformance_test: bool = False) -> None:
+    def __init__(self, *, is_conformance_test: bool = False, peers: Peers | None = None) -> None:
         self.now_s = 100.0
         self.scheduler = Scheduler(rng_seed=3, settings=SchedulerSettings())
         self.table = EndpointTable(self.scheduler)
@@ -101,6 +102,7 @@ class PickerRig:
             decisions=self.decisions,
             settings=PickerSettings(seed=SEED, is_conformance_test=is_conformance_test),
             clock=lambda: self.now_s,
+            peers=peers,
         )
 
     def name_of(self, slot: int) -> str | None:

@@ -243,7 +243,7 @@ async def test_a_subset_without_a_match_is_503(mode: str, front: Opener, picker:
     async with front(mode=mode, subset=["10.9.9.9"]) as envoy:
         status, answer = await envoy.post(chat())
         assert status == 503
-        assert answer["error"]["code"] == "no_endpoints"
+        assert answer["error"]["code"] == "subset_empty"
         async with envoy.session.get(envoy.url + "/v1/models") as response:
             assert response.status == 503
     assert await picker.metric("trimtab_rejected_total", reason="subset_empty") == 2

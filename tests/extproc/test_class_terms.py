@@ -8,7 +8,7 @@ from picker_rig import PickerRig, chat
 
 from trimtab_extproc.request_classes import ORDINARY, RequestClasses
 from trimtab_state import ControlDocument, EndpointSpec, Heartbeat, Policy
-from trimtab_state.request_class import EndpointExperts, ExpertCost, ExpertShare, RequestClass
+from trimtab_state.request_class import EndpointExperts, ExpertCost, ExpertShare, Objective, RequestClass
 
 A, B, C = "10.0.0.1:8000", "10.0.0.2:8000", "10.0.0.3:8000/1"
 GOLD = RequestClass(name="gold", weight_milli=4_000, objectives=("chat-gold",), models=("big",))
@@ -170,6 +170,18 @@ def test_the_policys_word_about_an_endpoint_stands_in_place_of_its_sidecars() ->
     assert factors(rig, MATHS) == {A: 0.625, B: 1.75, C: 1.0}
 
 
+def test_a_pod_that_takes_anothers_address_takes_none_of_its_costs() -> None:
+    rig = PickerRig()
+    cheap = EndpointExperts(endpoints=("pod-a",), costs=(ExpertCost(first=9, last=9, cost_milli=500),))
+    policy = Policy(classes=(MATHS,), expert_costs=(cheap,))
+    announce(rig, policy, spec(A, pod="pod-a"), spec(B, pod="pod-b"))
+    assert factors(rig, MATHS) == {A: 0.625, B: 1.0}
+    announce(rig, policy, spec(A, pod="pod-c"), spec(B, pod="pod-a"))
+    assert factors(rig, MATHS) == {A: 1.0, B: 0.625}
+    announce(rig, Policy(classes=(MATHS,)), spec(A, pod="pod-c"), spec(B, pod="pod-a"))
+    assert factors(rig, MATHS) == {A: 1.0, B: 1.0}
+
+
 async def test_a_class_goes_where_its_experts_are_fast() -> None:
     rig = PickerRig()
     announce(rig, Policy(class_header="x-class", classes=(MATHS,)), spec(A), spec(B))
@@ -200,3 +212,53 @@ def test_slots_that_are_given_out_again_are_others() -> None:
         rig.fleet.sweep(rig.now_s + seconds)
     announce(rig, Policy(network="annotation"), spec(B, 0.1), spec(C, 0.2))
     assert trips(rig) == {B: 0.1, C: 0.2}
+
+
+URGENT = RequestClass(name="urgent", priority=7, models=("big",))
+
+
+@pytest.mark.parametrize(
+    ("headers", "model", "expected"),
+    [
+        ({}, None, 0),
+        ({OBJECTIVE: "invented"}, None, 0),
+        ({OBJECTIVE: "chat-gold"}, None, 10),
+        ({OBJECTIVE: "crawl"}, None, -3),
+        # The policy's word about an objective goes before the object's own, where it says one.
+        ({OBJECTIVE: "batch"}, None, 1),
+        ({OBJECTIVE: "plain"}, None, 0),
+        ({"x-class": "gold"}, None, 0),
+        ({"x-class": "gold", OBJECTIVE: "crawl"}, None, -3),
+        ({"x-class": "urgent", OBJECTIVE: "crawl"}, None, 7),
+        # What a request is for says more than its model.
+        ({OBJECTIVE: "crawl"}, "big", -3),
+        ({OBJECTIVE: "invented"}, "big", 7),
+        ({}, "big", 7),
+    ],
+)
+def test_the_most_particular_word_makes_the_priority(headers: dict[str, str], model: str | None, expected: int) -> None:
+    gold = RequestClass(name="gold", weight_milli=4_000, objectives=("chat-gold",))
+    over = RequestClass(name="over", priority=1, objectives=("batch",))
+    zero = RequestClass(name="zero", priority=0, objectives=("plain",))
+    told = {"chat-gold": 10, "crawl": -3, "batch": -9, "plain": 5}
+    objectives = tuple(Objective(name=name, priority=priority) for name, priority in told.items())
+    found = classes(classes=(gold, over, zero, URGENT), objectives=objectives)
+    assert found.priority(headers, model) == expected
+    if OBJECTIVE in headers:
+        shown = found.shown_priority(headers, model)
+        assert shown is not None
+        assert (shown.objective, shown.priority) == (headers[OBJECTIVE], expected)
+        assert shown.is_known == (headers[OBJECTIVE] != "invented")
+
+
+async def test_a_decision_shows_the_objective_and_the_priority_that_it_has() -> None:
+    rig = PickerRig()
+    rig.announce(A, B, policy=Policy(objectives=(Objective(name="chat-gold", priority=10),)))
+    shown = ("objective", "objective_known", "priority")
+    for headers, expected in (
+        ({OBJECTIVE: "chat-gold"}, ("chat-gold", True, 10)),
+        ({OBJECTIVE: "x" * 999}, ("x" * 128, False, 0)),
+        ({}, (None, None, 0)),
+    ):
+        await rig.place(chat(headers=headers))
+        assert tuple(rig.last()[name] for name in shown) == expected

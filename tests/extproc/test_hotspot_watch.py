@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from dataclasses import replace
 
 import pytest
 
@@ -50,6 +51,7 @@ class Rig:
         self.hotspots[prefix_class] = Hotspot(
             prefix_class=prefix_class,
             since_s=self.now_s if before is None else before.since_s,
+            came_s=self.now_s,
             is_acted_on=is_acted_on,
             holders=2,
             others=6,
@@ -61,8 +63,13 @@ class Rig:
         """(raised, acted) of what is to be written now."""
         return [(alarm.raised, alarm.acted) for alarm in self.watch.look(self.now_s)]
 
-    def after(self, seconds: float) -> list[tuple[bool, bool]]:
+    def after(self, seconds: float, *, comes: bool = True) -> list[tuple[bool, bool]]:
+        """A look later, at which a request of every class has just come."""
         self.now_s += seconds
+        if comes:
+            self.hotspots = {
+                prefix_class: replace(hotspot, came_s=self.now_s) for prefix_class, hotspot in self.hotspots.items()
+            }
         return self.look()
 
 
@@ -77,6 +84,18 @@ def test_an_alarm_that_lasts_is_told_repeated_and_ended() -> None:
     rig.hotspots.clear()
     assert rig.after(1.0) == [(False, False)]
     assert rig.after(100.0) == []
+
+
+def test_an_alarm_whose_requests_have_ceased_is_not_told_of_until_more_come() -> None:
+    rig = Rig()
+    rig.raised()
+    rig.look()
+    assert rig.after(TOLD_AFTER_S - 0.1) == []
+    assert rig.after(30.0, comes=False) == []  # a burst that is over, and still in the window
+    assert rig.after(10.0) == [(True, False)]
+    assert rig.after(2 * ALARM_REPEAT_S, comes=False) == []
+    assert rig.after(0.0) == [(True, False)]
+    assert rig.after(0.1) == []
 
 
 def test_what_acting_ends_in_a_moment_is_told_to_nobody() -> None:
@@ -130,6 +149,7 @@ def test_an_alarm_has_the_numbers_and_nothing_of_the_text() -> None:
     rig.raised()
     rig.look()
     rig.now_s += TOLD_AFTER_S
+    rig.raised()
     (alarm,) = rig.watch.look(rig.now_s)
     assert alarm == Alarm(
         prefix_class="00000000000000ab",
@@ -181,6 +201,7 @@ async def test_a_store_that_is_away_loses_alarms_and_what_lasts_is_told_again() 
 
     async def turn(seconds: float) -> None:
         rig.now_s += seconds
+        rig.raised()
         await asyncio.sleep(1.5 * LOOK_S)
 
     try:

@@ -53,6 +53,22 @@ def test_an_endpoint_that_the_operator_takes_out_is_no_candidate_whatever_it_say
     assert seen.excluded == {1: "draining"}
 
 
+def test_an_endpoint_whose_hashes_come_of_another_secret_is_a_candidate_in_approximate_mode() -> None:
+    beats = [msgspec.structs.replace(beat(slot, m=M), seed_digest=digest) for slot, digest in enumerate(("a", "b", ""))]
+    seen = build_view(
+        "m",
+        members=[endpoint(slot) for slot in range(3)],
+        draining=set(),
+        heartbeats={heartbeat.endpoint: heartbeat for heartbeat in beats},
+        cards=CARDS,
+        slot_count=3,
+        seed_digest="a",
+    )
+    assert seen.candidates.tolist() == [True, True, True]
+    assert seen.exact.tolist() == [True, False, True]
+    assert seen.approximate_reasons == {1: "secret"}
+
+
 def test_an_endpoint_without_heartbeat_is_a_candidate_in_approximate_mode() -> None:
     seen = view("m", beat(0, m=M), None)
     assert seen.candidates.tolist() == [True, True]

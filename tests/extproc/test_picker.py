@@ -151,7 +151,7 @@ async def test_a_subset_without_a_match_is_503(subset: tuple[str, ...], rig: Pic
     rig.announce(A, B)
     refused = await rig.ask(chat(subset=subset))
     assert isinstance(refused, Refused)
-    assert refused.status == 503
+    assert (refused.status, refused.reason) == (503, "subset_empty")
     assert rig.count("trimtab_rejected_total", reason="subset_empty") == 1
 
 

@@ -9,9 +9,11 @@ import pytest
 from picker_rig import DIGEST, PickerRig, chat
 
 from trimtab_extproc.events import Placed, Refused
+from trimtab_extproc.picker import Undecided
 from trimtab_extproc.replies import Decide
+from trimtab_extproc.waiting_room import TURNS_MAX
 from trimtab_state import Policy, ServedModel
-from trimtab_state.request_class import Overflow, RequestClass
+from trimtab_state.request_class import Objective, Overflow, RequestClass
 
 A, B = "10.0.0.1:8000", "10.0.0.2:8000"
 FULL = 2
@@ -64,7 +66,7 @@ async def test_an_endpoint_at_its_limit_is_passed_over_for_the_next_best(rig: Pi
 
 async def test_a_request_waits_until_an_endpoint_becomes_free(rig: PickerRig) -> None:
     first, _ = await filled(rig)
-    assert rig.picker.pick_now(ask()) is None
+    assert isinstance(rig.picker.pick_now(ask()), Undecided)
     asked = start(rig, ask())
     await turn()
     assert not asked.done()
@@ -103,7 +105,7 @@ async def test_nobody_who_comes_later_overtakes(rig: PickerRig) -> None:
     await turn()
     rig.finish(first)
     # The place is free, and the one who waits has not had its turn yet.
-    assert rig.picker.pick_now(ask()) is None
+    assert isinstance(rig.picker.pick_now(ask()), Undecided)
     late = start(rig, ask())
     await turn()
     assert early.done()
@@ -142,12 +144,53 @@ async def test_the_highest_priority_has_the_next_place_and_the_lowest_does_not_w
     await turn()
     refused = shed.result()
     assert isinstance(refused, Refused)
-    assert (refused.status, refused.reason) == (429, "endpoints_full")
+    assert (refused.status, refused.reason) == (429, "sheddable")
     rig.finish(first)
     await turn()
     assert hurried.done()
     assert not patient.done()
     patient.cancel()
+    await turn()
+
+
+async def test_objectives_of_the_cluster_order_those_who_wait_and_one_nobody_knows_is_ordinary(rig: PickerRig) -> None:
+    told = (Objective(name="crawl", priority=-5), Objective(name="gold", priority=10), Objective(name="tin"))
+    rig.announce(A, B, policy=msgspec.structs.replace(waiting(), objectives=told))
+    placed = await filled(rig)
+    objective = "x-gateway-inference-objective"
+    ordinary = start(rig, ask())
+    await turn()
+    later = {name: start(rig, chat(headers={objective: name})) for name in ("gold", "tin", "invented", "crawl")}
+    await turn()
+    refused = later.pop("crawl").result()
+    assert isinstance(refused, Refused)
+    assert (refused.status, refused.reason) == (429, "sheddable")
+    assert rig.count("trimtab_rejected_total", reason="sheddable") == 1
+    rig.finish(placed[0])
+    await turn()
+    assert later["gold"].done()
+    assert not ordinary.done()
+    rig.finish(placed[1])
+    await turn()
+    assert ordinary.done(), "0 is what an objective that nobody knows has too, and those wait in order"
+    assert not later["tin"].done()
+    assert not later["invented"].done()
+    for task in later.values():
+        task.cancel()
+    await turn()
+
+
+async def test_an_objective_that_changes_counts_for_whoever_comes_next(rig: PickerRig) -> None:
+    await filled(rig)
+    objective = {"x-gateway-inference-objective": "crawl"}
+    waits = start(rig, chat(headers=objective))
+    await turn()
+    assert not waits.done()
+    told = (Objective(name="crawl", priority=-5),)
+    rig.announce(A, B, policy=msgspec.structs.replace(waiting(), objectives=told))
+    assert isinstance(await rig.ask(chat(headers=objective)), Refused)
+    assert not waits.done()
+    waits.cancel()
     await turn()
 
 
@@ -348,7 +391,7 @@ async def test_a_request_for_another_model_does_not_overtake_those_who_wait_for_
     early = start(rig, ask())
     await turn()
     rig.finish(first)
-    assert rig.picker.pick_now(ask(model="k")) is None
+    assert isinstance(rig.picker.pick_now(ask(model="k")), Undecided)
     late = start(rig, ask(model="k"))
     await turn()
     assert (early.done(), late.done()) == (True, False)
@@ -514,3 +557,21 @@ async def test_what_is_kept_for_a_large_request_is_not_kept_from_a_higher_priori
     assert (large.done(), small.done()) == (True, False)
     small.cancel()
     await turn()
+
+
+async def test_where_room_for_thousands_comes_at_once_others_are_served_between(rig: PickerRig) -> None:
+    placed = await filled(rig)
+    tasks = [start(rig, ask(tenant=str(number % 7))) for number in range(3 * TURNS_MAX)]
+    await turn()
+    rig.announce(A, B, policy=waiting(limit=10_000))
+    rig.picker.waiting.advance(rig.now_s)
+    assert len(rig.picker.waiting) == 2 * TURNS_MAX
+    late = start(rig, ask())  # there is room, and it comes after those who waited
+    await asyncio.sleep(0)
+    assert not late.done()
+    for task in [*tasks, late]:
+        told = await task
+        assert isinstance(told, Placed)
+        rig.finish(told)
+    for one in placed:
+        rig.finish(one)

@@ -66,3 +66,39 @@ def test_a_router_that_invents_engines_and_requests_that_do_not_fit_are_errors()
         run_fleet(engines(1), [arrival(0, "a"), arrival(1, "b")], InTurn(2))
     with pytest.raises(FleetError, match="too_long"):
         run_fleet(engines(1), [arrival(0, "a", tokens=70)], InTurn(1))
+
+
+class TakesItsTime(InTurn):
+    """Names the engine of every second request half a second after it came."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count)
+        self.held: list[tuple[float, EngineRequest, int]] = []
+
+    def route(self, request: EngineRequest, now_s: float) -> int | None:  # type: ignore[override]
+        engine = super().route(request, now_s)
+        if len(self.routed_s) % 2:
+            return engine
+        self.held.append((now_s + 0.5, request, engine))
+        return None
+
+    def next_s(self) -> float | None:
+        return self.held[0][0] if self.held else None
+
+    def decided(self, now_s: float) -> list[tuple[EngineRequest, int]]:
+        assert all(ended_s <= now_s for ended_s, _ in self.seen)
+        due = [(request, engine) for at_s, request, engine in self.held if at_s <= now_s]
+        self.held = self.held[len(due) :]
+        return due
+
+
+def test_a_router_may_name_the_engine_later_and_the_engine_starts_then() -> None:
+    load = [arrival(0, "a"), arrival(0.1, "b"), arrival(7.0, "c"), arrival(7.0, "d")]
+    served = run_fleet(engines(4), load, TakesItsTime(4))
+    first_s = {entry.finished.request_id: entry.finished.first_token_s for entry in served}
+    assert first_s == {
+        "a": pytest.approx(2.0),
+        "b": pytest.approx(2.6),
+        "c": pytest.approx(9.0),
+        "d": pytest.approx(9.5),
+    }

@@ -109,6 +109,7 @@ class Replica:
         self.follower = PoolFollower(
             store, KEYS, self.mirror, own_incarnations=self.publisher.own_incarnations, settings=settings
         )
+        self.publisher.reader = self.follower
 
     def reserve(self, reservation_id: int, endpoint: str, p_tokens: int = 100, samples: int = 0) -> None:
         hashes, tokens = u64(range(samples)), u32(range(samples))
@@ -123,6 +124,8 @@ class Replica:
             weight_milli=weight_milli,
         )
         self.publisher.reserve(reservation_id, endpoint, p_tokens, 1, hashes, tokens, weight_milli)
+        if reservation_id % 3 == 0:  # whoever confirms placements reads the log beside the follower
+            self.publisher.tell_now()
 
     def first_token(self, reservation_id: int) -> None:
         self.open[reservation_id] = replace(

@@ -11,6 +11,7 @@ const DEVIATIONS: f64 = 4.0;
 const IN_CLASS_LEFT_MIN: usize = 10;
 const PARTING_SHARE: usize = 8;
 const COMMON_SHARE: usize = 50;
+const SEEN_COUNT: u32 = 32;
 const OTHERS_MIN: usize = 5;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -24,6 +25,7 @@ pub struct HotspotSettings {
 pub struct Hotspot {
     pub prefix_class: u64,
     pub since_s: f64,
+    pub came_s: f64,
     pub is_acted_on: bool,
     pub holders: usize,
     pub others: usize,
@@ -42,10 +44,14 @@ struct Alarm {
     prefix_class: u64,
     depth_chunks: usize,
     since_s: f64,
+    came_s: f64,
     /// M, or what the product had left of it.
     holders: Vec<u64>,
     /// M and M'.
     candidates: Vec<u64>,
+    /// Where its last requests could have gone, and how many those are.
+    seen: Vec<u64>,
+    seen_count: u32,
     in_a_row: usize,
     is_acted_on: bool,
 }
@@ -57,10 +63,22 @@ impl Alarm {
         (held, slot_bits::count(&self.candidates) - held)
     }
 
-    /// Both are as long as there were slots, which are never fewer.
+    /// All are as long as there were slots, which are never fewer.
     fn grow(&mut self, words: usize) {
-        self.holders.resize(words, 0);
-        self.candidates.resize(words, 0);
+        for slots in [&mut self.holders, &mut self.candidates, &mut self.seen] {
+            slots.resize(words, 0);
+        }
+    }
+
+    /// One more request; where none of the last could go is forgotten.
+    fn saw(&mut self, candidates: &[u64]) {
+        self.seen.iter_mut().zip(candidates).for_each(|(word, seen)| *word |= seen);
+        self.seen_count += 1;
+        if self.seen_count == SEEN_COUNT {
+            self.candidates = std::mem::replace(&mut self.seen, vec![0; candidates.len()]);
+            self.seen_count = 0;
+            self.holders.iter_mut().zip(&self.candidates).for_each(|(word, seen)| *word &= seen);
+        }
     }
 }
 
@@ -90,7 +108,8 @@ impl HotspotDetector {
 
     pub fn slot_reset(&mut self, slot: usize) {
         for alarm in &mut self.alarms {
-            for word in [alarm.holders.get_mut(slot / 64), alarm.candidates.get_mut(slot / 64)].into_iter().flatten() {
+            let all = [&mut alarm.holders, &mut alarm.candidates, &mut alarm.seen];
+            for word in all.into_iter().filter_map(|slots| slots.get_mut(slot / 64)) {
                 *word &= !(1 << (slot % 64));
             }
         }
@@ -104,33 +123,42 @@ impl HotspotDetector {
     }
 
     /// A request is about to be placed; the number of the alarm of its class, if there is one. `hits`: slots with the
-    /// chunks that each holds of it, those included that are on their way there.
+    /// chunks that each holds of it, those included that are on their way there. `is_again`: it was counted.
     pub fn arrived(
         &mut self,
         chain: &[u64],
         hits: impl Iterator<Item = (u32, usize)> + Clone,
         candidates: &[u64],
         is_product: bool,
+        is_again: bool,
         now_s: f64,
     ) -> Option<usize> {
         let settings = self.settings?;
         self.arrivals.forget_before(now_s - settings.window_s);
+        if is_again {
+            return self.refreshed(chain, hits, candidates, is_product);
+        }
         self.arrivals.add(chain, now_s);
         let of_path = self.refreshed(chain, hits.clone(), candidates, is_product);
         let (total, slots) = (self.arrivals.len(), slot_bits::count(candidates));
         let is_enough = |count| is_clearly_above(count, total, 1, slots);
-        let Some((prefix_class, depth_chunks, in_class)) = self.arrivals.deepest(is_enough, PARTING_SHARE) else {
+        let of_path_depth = of_path.map_or(0, |number| self.alarms[number].depth_chunks);
+        let deeper = self.arrivals.deepest(is_enough, PARTING_SHARE).filter(|&(_, depth, _)| depth > of_path_depth);
+        let Some((prefix_class, depth_chunks, in_class)) = deeper else {
+            if let Some(number) = of_path {
+                self.alarms[number].came_s = now_s;
+            }
             return of_path;
         };
-        if of_path.is_some_and(|number| self.alarms[number].depth_chunks >= depth_chunks) {
-            return of_path;
-        }
         let alarm = Alarm {
             prefix_class,
             depth_chunks,
             since_s: now_s,
+            came_s: now_s,
             holders: holders(hits, depth_chunks, candidates.len()),
             candidates: candidates.to_vec(),
+            seen: vec![0; candidates.len()],
+            seen_count: 0,
             in_a_row: 0,
             is_acted_on: false,
         };
@@ -158,6 +186,7 @@ impl HotspotDetector {
                 let now = holders(hits.clone(), alarm.depth_chunks, candidates.len());
                 alarm.holders.iter_mut().zip(now).for_each(|(word, now)| *word |= now);
             }
+            alarm.saw(candidates);
             is_above(arrivals, alarm)
         });
         let of_path = self.alarms.iter().enumerate();
@@ -172,7 +201,14 @@ impl HotspotDetector {
 
     /// The second stage: whether this request is kept from the holders. `score`: the product's, of every slot; in the
     /// shadow, as if nobody but the holders held the prefix.
-    pub fn routed(&mut self, number: usize, candidates: &[u64], score: &[f64], is_product: bool) -> Option<LeftOut> {
+    pub fn routed(
+        &mut self,
+        number: usize,
+        candidates: &[u64],
+        score: &[f64],
+        is_product: bool,
+        is_again: bool,
+    ) -> Option<LeftOut> {
         let acts = self.settings.is_some_and(|settings| settings.acts);
         let alarm = &mut self.alarms[number];
         let pairs = || candidates.iter().zip(&alarm.holders);
@@ -183,7 +219,9 @@ impl HotspotDetector {
         }
         let (best, best_other) = (best(score, &held), best(score, &others));
         let is_drawn = best.1 <= best_other.1;
-        alarm.in_a_row = if is_drawn { alarm.in_a_row + 1 } else { 0 };
+        if !is_again {
+            alarm.in_a_row = if is_drawn { alarm.in_a_row + 1 } else { 0 };
+        }
         if !is_product {
             if !is_drawn {
                 alarm.holders[best_other.0 / 64] |= 1 << (best_other.0 % 64);
@@ -207,6 +245,7 @@ impl HotspotDetector {
             Hotspot {
                 prefix_class: alarm.prefix_class,
                 since_s: alarm.since_s,
+                came_s: alarm.came_s,
                 is_acted_on: alarm.is_acted_on,
                 holders,
                 others,

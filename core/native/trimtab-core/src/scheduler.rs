@@ -45,6 +45,8 @@ pub struct Request<'a> {
     /// Of its class, in thousandths of an ordinary request.
     pub weight_milli: i64,
     pub extra: ExtraTerms<'a>,
+    /// It was placed a moment ago, and its reservation ended: the hotspot detector counts it once.
+    pub is_again: bool,
 }
 
 #[derive(Debug)]
@@ -278,7 +280,7 @@ impl Scheduler {
         let scoring = self.score(request, &candidates, prompt_tokens, &hits);
         let left_out = alarm
             .filter(|_| request.policy == Policy::Product)
-            .and_then(|alarm| self.hotspots.routed(alarm, &candidates, &self.scores, true));
+            .and_then(|alarm| self.hotspots.routed(alarm, &candidates, &self.scores, true, request.is_again));
         for &slot in left_out.iter().flat_map(|left_out| &left_out.slots) {
             self.scores[slot as usize] = f64::INFINITY;
         }
@@ -621,7 +623,8 @@ impl Scheduler {
         let chain = request.prompts.first()?.first().map_or(&[][..], |prompt| prompt.chain);
         let found = matches.first().and_then(Option::as_ref);
         let hits = found.iter().flat_map(|found| &found.hits).map(|hit| (hit.slot, hit.held.chunks as usize));
-        self.hotspots.arrived(chain, hits, candidates, request.policy == Policy::Product, now_s)
+        let is_product = request.policy == Policy::Product;
+        self.hotspots.arrived(chain, hits, candidates, is_product, request.is_again, now_s)
     }
 
     /// What the product would say if nobody but the alarm's holders held the prefix. Another policy places.
@@ -637,7 +640,7 @@ impl Scheduler {
         let holds = |slot: u32| holders[slot as usize / 64] >> (slot % 64) & 1 == 1;
         self.scores.clear();
         self.product(request, prompt_tokens, hits.iter().copied().filter(|&(slot, _)| holds(slot)));
-        self.hotspots.routed(alarm, candidates, &self.scores, false);
+        self.hotspots.routed(alarm, candidates, &self.scores, false, request.is_again);
     }
 
     /// The score of every slot, into `scores`.

@@ -225,6 +225,7 @@ impl Scheduler {
         let batch: i64 = of(pyo3::intern!(py, "batch"))?.extract()?;
         let cache_reads: bool = of(pyo3::intern!(py, "cache_reads"))?.extract()?;
         let batch_max: Option<i64> = of(pyo3::intern!(py, "batch_max"))?.extract()?;
+        let is_again: bool = of(pyo3::intern!(py, "is_again"))?.extract()?;
         let mut extra = Extra::of(&of(pyo3::intern!(py, "extra"))?)?;
         // From here on no Python code runs, so the arrays may be looked into.
         let (mut v, mut e, mut c) = (Vec::new(), Vec::new(), Vec::new());
@@ -240,6 +241,7 @@ impl Scheduler {
             batch_max,
             weight_milli: extra.weight_milli,
             extra: extra.terms(self.core.slot_count()),
+            is_again,
         };
         match self.core.place(&parsed, now_s) {
             Ok(placement) => Ok(Placement::new(placement).into_pyobject(py)?.into_any().unbind()),
@@ -349,6 +351,7 @@ impl Scheduler {
             let fields = PyDict::new(py);
             fields.set_item("prefix_class", hotspot.prefix_class)?;
             fields.set_item("since_s", hotspot.since_s)?;
+            fields.set_item("came_s", hotspot.came_s)?;
             fields.set_item("is_acted_on", hotspot.is_acted_on)?;
             fields.set_item("holders", hotspot.holders)?;
             fields.set_item("others", hotspot.others)?;
