@@ -12,6 +12,8 @@ from trimtab_operator.kube import Object
 MESSAGE_CHARS_MAX: Final = 1_024
 """Of ours; the API allows 32 times that."""
 Truth = Literal["True", "False", "Unknown"]
+Finding = tuple[Truth, str, str]
+"""Status, reason, message."""
 
 
 def condition(type_: str, status: Truth, reason: str, message: str, generation: int) -> Object:

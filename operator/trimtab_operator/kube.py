@@ -226,8 +226,10 @@ class Kube:
         query = {"fieldManager": manager, "force": "true"}
         return await self._json("PATCH", path, query=query, body=body, content_type=APPLY)
 
-    async def create(self, resource: Resource, body: Object) -> Object:
-        return await self._json("POST", resource.path(body["metadata"].get("namespace")), body=body)
+    async def create(self, resource: Resource, body: Object, *, is_dry_run: bool = False) -> Object:
+        """`is_dry_run`: the answer is what would be created, webhooks asked; nothing is kept."""
+        query = {"dryRun": "All"} if is_dry_run else None
+        return await self._json("POST", resource.path(body["metadata"].get("namespace")), query=query, body=body)
 
     async def replace(self, resource: Resource, body: Object, *, subresource: str | None = None) -> Object:
         """Under the resourceVersion that the object carries: KubeError 409 if it has changed meanwhile."""

@@ -1,7 +1,8 @@
 """One kind of object, listed and then watched for ever, told to a sink.
 
 The one rule: what the sink was told last stays until something newer is known: a watch that breaks, or an API server
-that is away, takes nothing back. Each start over tells what went meanwhile.
+that is away, takes nothing back. Each start over tells what went meanwhile. Of a kind that a cluster need not have
+(`is_optional`) there is nothing while it does not, and that is no fault.
 """
 
 import asyncio
@@ -24,7 +25,11 @@ CUT_RETRY_MAX_S: Final = 2.0
 begun anew nothing is heard."""
 BROKEN: Final = "WatchBroken"
 """`KubeError.reason` of such a watch."""
+ABSENT_S: Final = 10.0
+"""How often a kind that the cluster did not have is looked for."""
 GONE: Final = 410
+NOT_FOUND: Final = 404
+FORBIDDEN: Final = 403
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,14 +54,18 @@ class ObjectWatch:
         rng: random.Random,
         field_selector: str = "",
         label_selector: str = "",
+        is_optional: bool = False,
     ) -> None:
         self.synced = asyncio.Event()
+        self.refusal = ""
+        """Why we may not read it; empty: we may, or nobody has said otherwise."""
         self._kube = kube
         self._resource = resource
         self._namespace = namespace
         self._sink = sink
         self._rng = rng
         self._selectors = {"field_selector": field_selector, "label_selector": label_selector}
+        self._is_optional = is_optional
         self._told: set[tuple[str, str]] = set()
         self._version = ""
         """What was told last; empty: nothing yet, or no more to be gone on from."""
@@ -77,10 +86,17 @@ class ObjectWatch:
                 await self._follow()
             except KubeError as error:
                 asked_s, is_cut = error.retry_after_s, error.reason == BROKEN
+                if self._is_optional and await self._is_absent(error):
+                    self._lose_all()
+                    pause_s = RETRY_MIN_S
+                    await asyncio.sleep(ABSENT_S * self._rng.uniform(0.5, 1.0))
+                    continue
                 if error.status:
                     # Refused (410: too old), so it has to be listed anew. A broken watch goes on where it was.
                     self._version = ""
-                if error.status != GONE:
+                is_known = self._is_optional and str(error) == self.refusal
+                self.refusal = str(error) if error.status == FORBIDDEN else self.refusal
+                if error.status != GONE and not is_known:
                     level = logging.INFO if self.synced.is_set() else logging.WARNING
                     about = {"kind": self._resource.kind, "namespace": self._namespace, "error": str(error)}
                     logger.log(level, "not watched for a moment", extra=about)
@@ -102,8 +118,25 @@ class ObjectWatch:
                 self._put(body)
         for key in self._told - present:
             self._drop(key)
+        self.refusal = ""
         self.synced.set()
         return version
+
+    async def _is_absent(self, error: KubeError) -> bool:
+        """Whether it was refused because the cluster has no such kind. Who may not read it is not told, so its list of
+        kinds is asked, which everybody may."""
+        if error.status not in (NOT_FOUND, FORBIDDEN):
+            return False
+        try:
+            return self._resource.kind not in await self._kube.kinds(self._resource.api_version)
+        except KubeError:
+            return False
+
+    def _lose_all(self) -> None:
+        self._version, self.refusal = "", ""
+        for key in tuple(self._told):
+            self._drop(key)
+        self.synced.set()
 
     async def _follow(self) -> None:
         """One watch, from where the last has ended, until the server ends it."""

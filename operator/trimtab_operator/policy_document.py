@@ -3,6 +3,7 @@
 The one rule: a change of units and names, and nothing else. What the pickers do with it is theirs.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -21,13 +22,19 @@ _HOTSPOTS: Final[dict[str, HotspotMode]] = {"Off": "off", "Alarm": "alarm", "Act
 _NETWORK: Final[dict[Network, NetworkTerm]] = {"Off": "off", "Annotation": "annotation", "Measured": "measured"}
 
 
-def policy_document(decision: Decision, spec: PolicySpec) -> Policy:
-    """As the control document keeps it."""
+def policy_document(
+    decision: Decision,
+    spec: PolicySpec,
+    *,
+    objectives: Sequence[state.Objective] = (),
+    told_wait_s: float | None = None,
+) -> Policy:
+    """As the control document keeps it. `told_wait_s`: how long requests may wait yet, None: as long as is asked."""
     return msgspec.structs.replace(
         decision.document(batch_limit=spec.batch_limit),
         hotspots=_HOTSPOTS[spec.hotspots.mode],
         hotspot_window_s=float(spec.hotspots.window_seconds),
-        overflow=_overflow(spec),
+        overflow=_overflow(spec, wait_s(spec) if told_wait_s is None else told_wait_s),
         log_above_tokens=spec.log_above_tokens or 0,
         network=_NETWORK[spec.network],
         class_header=spec.class_header.lower(),
@@ -44,6 +51,7 @@ def policy_document(decision: Decision, spec: PolicySpec) -> Policy:
             )
             for each in spec.classes
         ),
+        objectives=tuple(objectives),
         expert_costs=tuple(
             state.EndpointExperts(
                 endpoints=tuple(each.endpoints),
@@ -63,7 +71,8 @@ def shown_headers(spec: PolicySpec) -> tuple[str, ...]:
     if spec.classes:
         names += [spec.class_header.lower(), OBJECTIVE_HEADER]
     if spec.when_full.action == "Wait":
-        names.append(spec.when_full.tenant_header.lower() or FAIRNESS_HEADER)
+        # Whether there are objectives or not: they come and go, and no Envoy is to be replaced for that.
+        names += [OBJECTIVE_HEADER, spec.when_full.tenant_header.lower() or FAIRNESS_HEADER]
     return tuple(dict.fromkeys(name for name in names if name))
 
 
@@ -72,11 +81,11 @@ def wait_s(spec: PolicySpec) -> float:
     return float(spec.when_full.wait_seconds) if spec.when_full.action == "Wait" else 0.0
 
 
-def _overflow(spec: PolicySpec) -> state.Overflow:
+def _overflow(spec: PolicySpec, told_wait_s: float) -> state.Overflow:
     if spec.when_full.action != "Wait":
         return state.Overflow()
     return state.Overflow(
-        wait_s=wait_s(spec),
+        wait_s=told_wait_s,
         waiting_max=spec.when_full.requests_max,
         tenant_header=spec.when_full.tenant_header.lower(),
     )

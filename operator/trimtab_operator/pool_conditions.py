@@ -9,17 +9,22 @@ from typing import Any, Final
 
 from trimtab_operator.api.policy import PolicyError
 from trimtab_operator.children.labels import INSTALL, Component, selector
-from trimtab_operator.conditions import Truth, condition
-from trimtab_operator.injection.marks import ENABLED, INJECT
+from trimtab_operator.conditions import Finding, condition
 from trimtab_operator.kube import Object
 from trimtab_operator.policy_document import ANSWER_S, wait_s
 from trimtab_operator.pool_facts import PoolFacts
 from trimtab_operator.pool_status import CONTROLLER
+from trimtab_operator.sidecar_conditions import prefix_aware, sidecars_injected
 from trimtab_operator.store_eviction import FIELD, SAFE
+from trimtab_operator.waiting_conditions import objectives_read, wait_in_force
+from trimtab_operator.wording import NAMES_SHOWN_MAX, counted, is_or_are, plural, sentence, so_many_are, some
+from trimtab_state.documents import PolicyName
 
-NAMES_SHOWN_MAX: Final = 3
-Finding = tuple[Truth, str, str]
-"""Status, reason, message."""
+_IN_WORDS: Final[dict[PolicyName, str]] = {
+    "product": "by the product",
+    "round_robin": "round robin",
+    "least_request": "by least requests",
+}
 
 
 def pool_conditions(facts: PoolFacts, generation: int) -> list[Object]:
@@ -42,7 +47,7 @@ def accepted(facts: PoolFacts | None, error: PolicyError | None, *, pool: str, w
         return (
             "False",
             "InvalidField",
-            f"{_sentence(error)} Until it is put right, the last good configuration keeps running.",
+            f"{sentence(error)} Until it is put right, the last good configuration keeps running.",
         )
     if facts is None:
         return (
@@ -75,14 +80,18 @@ def _findings(facts: PoolFacts) -> Iterator[tuple[str, Finding]]:
     yield "Programmed", _programmed(facts)
     yield "Ready", _ready(facts)
     yield "EndpointsFound", _endpoints_found(facts)
-    yield "PrefixAware", _prefix_aware(facts)
+    yield "PrefixAware", prefix_aware(facts)
     if facts.spec.sidecar.inject:
-        yield "SidecarsInjected", _sidecars_injected(facts)
+        yield "SidecarsInjected", sidecars_injected(facts)
     yield "StoreReachable", _store_reachable(facts)
     if facts.store_evicts:
         yield "StoreKeepsKeys", _store_keeps_keys(facts)
     yield "Fallback", _fallback(facts)
     yield "GatewayAttached", _gateway_attached(facts)
+    if (held_back := wait_in_force(facts)) is not None:
+        yield "WaitInForce", held_back
+    if (objectives := objectives_read(facts)) is not None:
+        yield "ObjectivesRead", objectives
     if facts.crd_problem:
         yield "CrdsCurrent", ("False", "OutOfDate", facts.crd_problem)
 
@@ -99,7 +108,7 @@ def _programmed(facts: PoolFacts) -> Finding:
     if facts.foreign:
         return "False", "NotOurs", f"The pool's own objects cannot all be made. {_in_the_way(facts, facts.foreign)}"
     if facts.apply_errors:
-        return "False", "ApplyFailed", f"Refused by the API server: {_some(facts.apply_errors)}"
+        return "False", "ApplyFailed", f"Refused by the API server: {some(facts.apply_errors)}"
     return "True", "Programmed", "Everything that the pool is to have was applied."
 
 
@@ -125,7 +134,7 @@ def _ready(facts: PoolFacts) -> Finding:
             return "True", "UpdateStuck", text
     if ready < total:
         return "True", "PickersPartlyReady", f"{ready} of {total} pickers are ready{_why(facts.picker)}."
-    return "True", "Ready", f"{_of(ready, 'picker')} ready."
+    return "True", "Ready", f"{so_many_are(ready, 'picker')} ready."
 
 
 def _endpoints_found(facts: PoolFacts) -> Finding:
@@ -134,7 +143,7 @@ def _endpoints_found(facts: PoolFacts) -> Finding:
     if problem := facts.pool.selector_problem:
         rest = "no pods are listed"
         if members is not None:
-            rest = f"{_plural(members.ready, 'endpoint')} of the last good selector go on"
+            rest = f"{plural(members.ready, 'endpoint')} of the last good selector go on"
         return (
             "False",
             "InvalidSelector",
@@ -147,7 +156,7 @@ def _endpoints_found(facts: PoolFacts) -> Finding:
         return (
             "False",
             "AllDraining",
-            f"Every pod that matches {selector} is being deleted; {_plural(draining, 'endpoint')} may finish what they"
+            f"Every pod that matches {selector} is being deleted; {plural(draining, 'endpoint')} may finish what they"
             " have.",
         )
     if members.pods_matching == 0:
@@ -158,83 +167,19 @@ def _endpoints_found(facts: PoolFacts) -> Finding:
         )
     ready = members.ready
     if ready == 0:
-        because = f": {_counts(facts.unready)}" if facts.unready else ""
+        because = f": {counted(facts.unready)}" if facts.unready else ""
         match = "1 pod matches" if members.pods_matching == 1 else f"{members.pods_matching} pods match"
         return "False", "NoPodReady", f"{match} {selector}, none is Ready{because}."
-    of_pods = f"{members.pods_ready} of {_plural(members.pods_matching, 'pod')} Ready"
-    rest = f" (not ready: {_counts(facts.unready)})" if facts.unready else ""
+    of_pods = f"{members.pods_ready} of {plural(members.pods_matching, 'pod')} Ready"
+    rest = f" (not ready: {counted(facts.unready)})" if facts.unready else ""
     if members.left_out:
         return (
             "True",
             "TooManyEndpoints",
-            f"{_plural(ready, 'endpoint')}, which is all that a pool can have; {members.left_out} more are left out;"
+            f"{plural(ready, 'endpoint')}, which is all that a pool can have; {members.left_out} more are left out;"
             f" {of_pods}{rest}. Split the pool in two by spec.selector.",
         )
-    return "True", "EndpointsFound", f"{_plural(ready, 'endpoint')}; {of_pods}{rest}."
-
-
-def _prefix_aware(facts: PoolFacts) -> Finding:
-    fleet = facts.fleet
-    if fleet is None or fleet.store_error or facts.members is None:
-        return "Unknown", "StoreUnread", "What the engines have cached is not known yet: see StoreReachable."
-    members = fleet.beating + len(fleet.silent)
-    if members == 0:
-        return "Unknown", "NoEndpoints", "There are no endpoints: see EndpointsFound."
-    if fleet.beating == 0:
-        remedy = "Set spec.sidecar.inject, or add the sidecar to the pods yourself."
-        if facts.spec.sidecar.inject:
-            remedy = "See SidecarsInjected; where that is well, see the sidecars' logs."
-        return (
-            "False",
-            "NoSidecars",
-            f"No sidecar is heard from any of {_plural(members, 'endpoint')}: routed by load, and by a guess of what is"
-            f" cached. {remedy}",
-        )
-    guessed = fleet.guessed + len(fleet.silent)
-    away = _away(facts)
-    if fleet.serving == 0 and not fleet.silent:
-        return "Unknown", "NoneServing", f"No engine serves now: {away}."
-    because = [f"{count} x {reason}" for reason, count in fleet.approximate.items()]
-    if fleet.loading:
-        because.append(f"{fleet.loading} x no model card yet")
-    if fleet.silent:
-        because.append(f"{len(fleet.silent)} x no sidecar heard ({_some(fleet.silent)})")
-    tail = f" Not serving: {away}." if away else ""
-    if fleet.exact == 0:
-        if fleet.loading and not fleet.approximate and not fleet.silent:
-            return "False", "NoModelCard", f"No model card yet: approximate mode.{tail}"
-        return "False", "Approximate", f"Every endpoint is in approximate mode: {'; '.join(because)}.{tail}"
-    if guessed:
-        text = f"{guessed} of {guessed + fleet.exact} endpoints approximate: {'; '.join(because)}.{tail}"
-        return "True", "PartlyApproximate", text
-    return "True", "Exact", f"What is cached is known exactly on {_plural(fleet.exact, 'endpoint')}.{tail}"
-
-
-def _sidecars_injected(facts: PoolFacts) -> Finding:
-    namespace = facts.pool.key.namespace
-    if not facts.namespace_opted_in:
-        return (
-            "False",
-            "NamespaceNotLabelled",
-            f"spec.sidecar.inject is set, but the namespace has not opted in: kubectl label namespace {namespace}"
-            f" {INJECT}={ENABLED}",
-        )
-    members = facts.members
-    if members is None:
-        return "Unknown", "Listing", "The pods are being listed."
-    pods = members.pods_injected + members.pods_not_injected
-    if members.pods_not_injected:
-        return (
-            "False",
-            "PodsNotInjected",
-            f"{members.pods_not_injected} of {_plural(pods, 'pod')} started without the"
-            f" sidecar. Recreate them (kubectl -n {namespace} rollout restart, of what runs them); running pods are"
-            " never touched. Where new pods stay without it, the webhook is not reached: see the Deployment"
-            " trimtab-webhook in the operator's namespace.",
-        )
-    if not pods:
-        return "Unknown", "NoPods", "There are no pods yet: see EndpointsFound."
-    return "True", "SidecarsInjected", f"{_plural(members.pods_injected, 'pod')} with the sidecar."
+    return "True", "EndpointsFound", f"{plural(ready, 'endpoint')}; {of_pods}{rest}."
 
 
 def _store_reachable(facts: PoolFacts) -> Finding:
@@ -243,16 +188,17 @@ def _store_reachable(facts: PoolFacts) -> Finding:
         return (
             "False",
             "StoreUnavailable",
-            f"{_sentence(error)} Routing goes on with what the pickers know; changes wait until the store is back.",
+            f"The store{f' ({facts.store_address})' if facts.store_address else ''} does not answer as it should:"
+            f" {sentence(error)} Routing goes on with what the pickers know; changes wait until the store is back.",
         )
     if facts.store_problem:
-        return "False", "NoAccess", _sentence(facts.store_problem)
+        return "False", "NoAccess", sentence(facts.store_problem)
     if facts.fleet is None:
         return "Unknown", "NotReadYet", "The store has not been read yet."
     if not facts.is_own_store_user:
         return "True", "SharedLogin", " ".join(["The pool has a copy of the operator's own login.", *facts.store_notes])
     connected, total = facts.fleet.pickers, replicas(facts.picker)[1]
-    answers = f"The store answers; {_of(connected, 'picker')} connected."
+    answers = f"The store answers; {so_many_are(connected, 'picker')} connected."
     if connected < total:
         answers = f"The store answers; of {total} pickers {connected} connected: see the logs of the others."
     return "True", "StoreReachable", " ".join([answers, *facts.store_notes])
@@ -272,6 +218,15 @@ def _fallback(facts: PoolFacts) -> Finding:
     decision = facts.decision
     if decision is None:
         return "Unknown", "NotDecidedYet", "The alarms have not been read yet."
+    if facts.told is None or facts.told.policy != decision.policy:
+        told = "nothing yet" if facts.told is None else _IN_WORDS[facts.told.policy]
+        because = f" ({decision.reason})" if decision.reason else ""
+        return (
+            "Unknown",
+            "NotTold",
+            f"To be placed: {_IN_WORDS[decision.policy]}{because}. The pickers have not been told yet, and go on with"
+            f" what they were told last: {told}. See StoreReachable.",
+        )
     if decision.stage == "active":
         stay = facts.spec.fallback
         return (
@@ -297,7 +252,7 @@ def _gateway_attached(facts: PoolFacts) -> Finding:
         return (
             "True",
             "Gateway",
-            f"Taken up by {_some(names)}, which asks the pickers {tls}. Where the gateway lets you: no request timeout"
+            f"Taken up by {some(names)}, which asks the pickers {tls}. Where the gateway lets you: no request timeout"
             " on the route (streams are long), an ext_proc message timeout of at least"
             f" {ANSWER_S + wait_s(facts.spec):.0f} s{_waits(facts)}, and more requests in its circuit breaker for the"
             " pickers than streams at once (Envoy's default is 1,024).",
@@ -368,14 +323,14 @@ def _in_the_way(facts: PoolFacts, names: Sequence[str]) -> str:
         made = [name for name in names if facts.installations.get(name) == other]
         if made:
             texts.append(
-                f"{_some(made)} {_is(made)} of the Trimtab installation in namespace {other} and not touched. Where"
-                f" that installation is gone: kubectl -n {namespace} annotate {_words(made)} {INSTALL}-"
+                f"{some(made)} {is_or_are(made)} of the Trimtab installation in namespace {other} and not touched."
+                f" Where that installation is gone: kubectl -n {namespace} annotate {_words(made)} {INSTALL}-"
             )
     foreign = [name for name in names if name not in facts.installations]
     if foreign:
         texts.append(
-            f"{_some(foreign)} {_is(foreign)} somebody else's and not touched. Nothing can be renamed: make it anew"
-            f" under another name where it is needed, then kubectl -n {namespace} delete {_words(foreign)}"
+            f"{some(foreign)} {is_or_are(foreign)} somebody else's and not touched. Nothing can be renamed: make it"
+            f" anew under another name where it is needed, then kubectl -n {namespace} delete {_words(foreign)}"
         )
     return "; ".join(texts)
 
@@ -383,43 +338,3 @@ def _in_the_way(facts: PoolFacts, names: Sequence[str]) -> str:
 def _words(names: Sequence[str]) -> str:
     """As kubectl takes them; of many, the first, and the text then names the next."""
     return " ".join(name.lower() for name in names[:NAMES_SHOWN_MAX])
-
-
-def _sentence(text: object) -> str:
-    """With a full stop, and not two where the text is another's that has one."""
-    return str(text) if str(text).endswith((".", "!", "?", "…")) else f"{text}."
-
-
-def _away(facts: PoolFacts) -> str:
-    fleet = facts.fleet
-    assert fleet is not None
-    counts = {
-        "draining": fleet.draining,
-        "asleep": fleet.asleep,
-        "engine not reached by its sidecar": fleet.unreachable,
-    }
-    return _counts({name: count for name, count in counts.items() if count})
-
-
-def _counts(counts: Mapping[str, int]) -> str:
-    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    shown = [f"{count} {reason}" for reason, count in ordered[:NAMES_SHOWN_MAX]]
-    rest = sum(count for _, count in ordered[NAMES_SHOWN_MAX:])
-    return ", ".join(shown + ([f"{rest} for other reasons"] if rest else []))
-
-
-def _some(names: Sequence[str]) -> str:
-    more = len(names) - NAMES_SHOWN_MAX
-    return ", ".join(names[:NAMES_SHOWN_MAX]) + (f" and {more} more" if more > 0 else "")
-
-
-def _is(names: Sequence[str]) -> str:
-    return "is" if len(names) == 1 else "are"
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
-def _of(count: int, noun: str) -> str:
-    return f"1 {noun} is" if count == 1 else f"{count} {noun}s are"

@@ -12,6 +12,8 @@ from trimtab_operator.api.pool import Pool
 from trimtab_operator.fallback import Decision
 from trimtab_operator.fleet_report import FleetReport
 from trimtab_operator.membership.endpoints import Members
+from trimtab_operator.objectives import NONE, PoolObjectives
+from trimtab_state.documents import Policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,11 +33,23 @@ class PoolFacts:
     """Why matching pods are not ready: number of pods by reason."""
     picker: Mapping[str, Any] | None = None
     """The pickers' Deployment as read, None: there is none."""
+    picker_versions: Sequence[str] = ()
+    """What the pickers that are ready run."""
     envoy: Mapping[str, Any] | None = None
     """The Envoy's Deployment as read."""
     fleet: FleetReport | None = None
     """None: not read yet."""
     decision: Decision | None = None
+    told: Policy | None = None
+    """What the pickers have been told last; None: nothing that is known of."""
+    told_wait_s: float | None = None
+    """How long requests may wait in the pickers now; None: not known yet."""
+    objectives: PoolObjectives = NONE
+    """The pool's InferenceObjectives, as far as they are known."""
+    objectives_refusal: str = ""
+    """Why they may not be read, though the cluster has the kind."""
+    store_address: str = ""
+    """Where the store is, without a login."""
     store_problem: str = ""
     """Why the pool's own access to the store could not be looked after (`StoreAccess.reason`)."""
     is_own_store_user: bool = True
@@ -49,6 +63,8 @@ class PoolFacts:
     """Of these, the namespaces of other installations of Trimtab that have made them."""
     apply_errors: Sequence[str] = ()
     """`Kind/name: the API server's words`."""
+    rivals: Mapping[str, int] = field(default_factory=dict)
+    """Other pools that ask for injection and select pods of this one: number of pods by the pool's name."""
     namespace_opted_in: bool = True
     """The namespace carries the label that injection needs."""
     installation: str = ""

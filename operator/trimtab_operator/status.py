@@ -25,6 +25,7 @@ from trimtab_operator.conditions import condition, rfc3339, turned, with_times
 from trimtab_operator.events import EventType
 from trimtab_operator.fleet_report import FleetReport
 from trimtab_operator.kube import POLICIES, Kube, Object
+from trimtab_operator.picker_versions import shown_version
 from trimtab_operator.pool_conditions import accepted, pool_conditions, replicas
 from trimtab_operator.pool_facts import PoolFacts
 from trimtab_state.documents import PolicyName
@@ -42,11 +43,13 @@ OUR_TYPES: Final = frozenset(
         "StoreKeepsKeys",
         "Fallback",
         "GatewayAttached",
+        "WaitInForce",
+        "ObjectivesRead",
         "CrdsCurrent",
     }
 )
 """Conditions that the operator writes; one of them that is no longer said goes."""
-_QUIET_TYPES: Final = frozenset({"PrefixAware", "GatewayAttached"})
+_QUIET_TYPES: Final = frozenset({"PrefixAware", "GatewayAttached", "WaitInForce"})
 """Of which no Events are made: they move with every engine that starts, or are others' news."""
 _STARTING: Final = frozenset({"NoPickers", "PickersStarting", "EnvoyStarting"})
 """No news of a pool that starts; of one that was ready, they are."""
@@ -59,7 +62,6 @@ _ACTIVE: Final[dict[PolicyName, ActivePolicy]] = {
     "least_request": "LeastRequest",
 }
 REASON_CHARS_MAX: Final = 1_024
-VERSION_CHARS_MAX: Final = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,14 +166,15 @@ def announcements(wanted: Iterable[Mapping[str, Any]], found: Sequence[Mapping[s
 
 def _counted(body: PolicyStatus, facts: PoolFacts) -> PolicyStatus:
     ready, total = replicas(facts.picker)
+    version = shown_version(facts.picker, facts.picker_versions)
     counted: dict[str, Any] = {
         "pool": facts.pool.key.name,
-        "pickers": PickerCounts(ready=ready, total=total, shown=f"{ready}/{total}", version=_version(facts.picker)),
+        "pickers": PickerCounts(ready=ready, total=total, shown=f"{ready}/{total}", version=version),
     }
     if facts.installation and not facts.crd_problem:
         # An older CRD has no such field, and the API server would refuse the whole status.
         counted["installation"] = facts.installation
-    members, fleet, decision = facts.members, facts.fleet, facts.decision
+    members, fleet, told = facts.members, facts.fleet, facts.told
     if members is not None:
         counted["endpoints"] = EndpointCounts(ready=members.ready, total=max(members.ready, members.total))
         counted["injected"] = InjectionCounts(
@@ -182,10 +185,10 @@ def _counted(body: PolicyStatus, facts: PoolFacts) -> PolicyStatus:
         counted["model_cards"] = ModelCards(
             exact=fleet.exact, approximate=fleet.guessed + len(fleet.silent), reason=_guess_reason(fleet)
         )
-    if decision is not None:
-        counted["active_policy"] = _ACTIVE[decision.policy]
-        if math.isfinite(decision.since_s) and decision.since_s > 0:
-            counted["active_since"] = rfc3339(decision.since_s)
+    if told is not None:
+        counted["active_policy"] = _ACTIVE[told.policy]
+        if math.isfinite(told.since_s) and told.since_s > 0:
+            counted["active_since"] = rfc3339(told.since_s)
     return msgspec.structs.replace(body, **counted)
 
 
@@ -196,17 +199,6 @@ def _guess_reason(fleet: FleetReport) -> str:
     if fleet.silent:
         reasons.append("no sidecar heard")
     return "; ".join(reasons)[:REASON_CHARS_MAX]
-
-
-def _version(deployment: Mapping[str, Any] | None) -> str:
-    """The pickers' image: its digest, else its tag."""
-    if deployment is None:
-        return ""
-    containers = deployment["spec"]["template"]["spec"].get("containers") or [{}]
-    image = str(containers[0].get("image") or "")
-    reference, _, digest = image.partition("@")
-    _, _, tag = reference.rpartition("/")[2].partition(":")
-    return (digest or tag)[:VERSION_CHARS_MAX]
 
 
 def _by_type(conditions: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

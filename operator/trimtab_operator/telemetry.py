@@ -85,10 +85,10 @@ class Telemetry:
         pool = (facts.pool.key.namespace, facts.pool.key.name)
         self._switches.labels(*pool).set(switches)
         self._refused.labels(*pool).set(policies_refused)
-        if facts.decision is not None:
+        if facts.told is not None:
             for name in MODES:
-                self._mode.labels(*pool, name).set(facts.decision.policy == name)
-            self._fallback.labels(*pool).set(facts.decision.stage == "active")
+                self._mode.labels(*pool, name).set(facts.told.policy == name)
+            self._fallback.labels(*pool).set(facts.told.fallback == "active")
         if facts.members is not None:
             self._endpoints.labels(*pool, "ready").set(facts.members.ready)
             self._endpoints.labels(*pool, "total").set(facts.members.total)

@@ -98,6 +98,11 @@ class Watches:
         """Whether it is one of `keys`."""
         return self._cache.is_known(key)
 
+    @property
+    def namespaces(self) -> Sequence[str | None]:
+        """That are looked at; None: all."""
+        return self._namespaces
+
     def covers(self, key: PoolKey) -> bool:
         """Whether it lies in a namespace that is looked at."""
         return self._namespaces == (None,) or key.namespace in self._namespaces

@@ -12,6 +12,7 @@ import uvloop
 
 from trimtab_sidecar.drain import drain
 from trimtab_sidecar.json_log import log_json
+from trimtab_sidecar.pool_access import AccessError
 from trimtab_sidecar.settings import SettingsError, hold_s, parse_settings
 from trimtab_sidecar.sidecar import Sidecar
 from trimtab_state.errors import ConfigError
@@ -36,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         gc.set_threshold(*GC_THRESHOLDS)
         uvloop.run(Sidecar(settings).run())
         return 0
-    except (SettingsError, ConfigError) as error:
+    except (SettingsError, AccessError, ConfigError) as error:
         print(f"trimtab-sidecar: {error}", file=sys.stderr, flush=True)
         if not is_drain:
             time.sleep(hold_s(os.environ))

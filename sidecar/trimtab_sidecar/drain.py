@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 async def drain(settings: SidecarSettings) -> bool:
-    """True: the draining state was told. Raises SettingsError."""
+    """True: the draining state was told, or nobody knows of the pod. Raises SettingsError, AccessError."""
     if settings.checkpoint_dir is None:
         raise SettingsError("drain needs --checkpoint-dir: the running sidecar listens there")
     try:
@@ -29,7 +29,13 @@ async def drain(settings: SidecarSettings) -> bool:
         return True
     except DrainSocketError as error:
         logger.warning("the sidecar does not answer, telling the store", extra={"error": str(error)})
-    store = connect(settings.store_url)
+    access = settings.access
+    if access is None and settings.access_folder is not None:
+        access = settings.access_folder.read()
+    if access is None:
+        logger.info("nobody was ever told of this pod: the pool's Secret is not there")
+        return True
+    store = connect(access.store_url)
     try:
         count = await mark_draining(store, settings)
         logger.info("draining", extra={"endpoints": count})

@@ -12,6 +12,7 @@ import time
 import aiohttp
 import zmq.asyncio
 
+from trimtab_core.chunks import seed_digest
 from trimtab_core.model_card import ModelCard
 from trimtab_core.token_table import TokenTable
 from trimtab_sidecar import sglang_events, vllm_events
@@ -53,6 +54,7 @@ class EngineSidecar:
         settings: SidecarSettings,
         engine_url: str,
         *,
+        seed: int,
         session: aiohttp.ClientSession,
         context: zmq.asyncio.Context,
         make_publisher: MakePublisher,
@@ -66,6 +68,7 @@ class EngineSidecar:
         self.scrape_errors = 0
         self.card = EngineCard(self._use_card)
         self._settings = settings
+        self._seed, self._seed_digest = seed, seed_digest(seed)
         self._client = EngineClient(session, engine_url)
         self._context = context
         self._make_publisher = make_publisher
@@ -237,7 +240,7 @@ class EngineSidecar:
                     source=source,
                     decode=DECODERS[settings.engine],
                     table=table,
-                    seed=settings.seed,
+                    seed=self._seed,
                     make_publisher=self._make_publisher,
                     checkpoint_file=file,
                     context=self._context,
@@ -285,6 +288,7 @@ class EngineSidecar:
                     generation_tokens_total=rank.generation_tokens_total,
                     tokens_per_byte=0.0 if endpoint.prefixes is None else endpoint.prefixes.tokens_per_byte,
                     expert_costs=dict(rank.expert_costs),
+                    seed_digest=self._seed_digest,
                 )
             )
 

@@ -4,7 +4,7 @@ The one rule: nothing is counted twice. The parts keep plain counts for their ow
 them; labels are the pool and the endpoint (`model_server`), never anything a client chooses.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -18,14 +18,16 @@ PREFIX = "trimtab_sidecar_"
 
 
 class SidecarCollector(Collector):
-    """Collects over the engines of one process."""
+    """Collects over the engines of one process. `engines`: None while the pool's Secret is waited for."""
 
-    def __init__(self, engines: Iterable[EngineSidecar], *, pool: str, namespace: str) -> None:
-        self._engines = tuple(engines)
+    def __init__(self, engines: Callable[[], Sequence[EngineSidecar] | None], *, pool: str, namespace: str) -> None:
+        self._engines = engines
         self._pool = (pool, namespace)
 
     def collect(self) -> Iterator[Metric]:
-        endpoints = [(engine, endpoint) for engine in self._engines for endpoint in engine.endpoints]
+        known = self._engines()
+        engines = known or ()
+        endpoints = [(engine, endpoint) for engine in engines for endpoint in engine.endpoints]
         rows = [((*self._pool, endpoint.endpoint), readings(engine, endpoint)) for engine, endpoint in endpoints]
         for name, (kind, text) in FAMILIES.items():
             family = kind(PREFIX + name, text, labels=LABELS)
@@ -35,11 +37,15 @@ class SidecarCollector(Collector):
             yield family
         scrapes = CounterMetricFamily(PREFIX + "scrapes", "Looks at an engine.", labels=LABELS)
         errors = CounterMetricFamily(PREFIX + "scrape_errors", "Looks that failed.", labels=LABELS)
-        for engine in self._engines:
+        for engine in engines:
             scrapes.add_metric((*self._pool, engine.address), engine.scrapes)
             errors.add_metric((*self._pool, engine.address), engine.scrape_errors)
         yield scrapes
         yield errors
+        text = "1 while the pool's Secret is waited for: nothing is told of the engine."
+        waiting = GaugeMetricFamily(PREFIX + "waits_for_secret", text, labels=LABELS[:2])
+        waiting.add_metric(self._pool, known is None)
+        yield waiting
         labels = ("pool", "pool_namespace", "implementation")
         core = GaugeMetricFamily("trimtab_core", "The core in use.", labels=labels)
         core.add_metric((*self._pool, CORE_NAME), 1)

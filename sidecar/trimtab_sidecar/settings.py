@@ -15,9 +15,7 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
-from trimtab_core.chunks import pool_seed
-from trimtab_state.errors import ConfigError
-from trimtab_state.store_url import parse_store_url
+from trimtab_sidecar.pool_access import AccessError, AccessFolder, PoolAccess, pool_access
 
 ENGINES = ("vllm", "sglang")
 PORT_MAX = 65_535
@@ -46,9 +44,10 @@ class SidecarSettings:
     """The model's files; None: what the engine's args name, in the hub's cache."""
     api_key: str | None
     """The engine's own, where it wants one."""
-    store_url: str
-    seed: int
-    """Of the pool's chunk hashes."""
+    access: PoolAccess | None
+    """None: `access_folder` has it, or will have it."""
+    access_folder: AccessFolder | None
+    """The pool's Secret, where it is mounted."""
     checkpoint_dir: Path | None
     """None: no checkpoint, and no socket for `drain`."""
     metrics_port: int
@@ -82,14 +81,10 @@ def parse_settings(arguments: Sequence[str], env: Mapping[str, str]) -> SidecarS
     host = flags.endpoint_host or env.get("TRIMTAB_ENDPOINT_HOST")
     if not host:
         raise SettingsError("no endpoint host: give --endpoint-host or TRIMTAB_ENDPOINT_HOST")
-    store = flags.store or env.get("TRIMTAB_STORE")
-    if not store:
-        raise SettingsError("no store: give --store or TRIMTAB_STORE")
-    try:
-        parse_store_url(store)
-    except ConfigError as error:
-        raise SettingsError(f"--store (or TRIMTAB_STORE): {error}") from error
-    secret = _secret(flags.secret_file, env)
+    folder = flags.access_dir and AccessFolder(
+        folder=flags.access_dir, namespace=flags.pool_namespace, name=flags.pool_name
+    )
+    access = None if folder else _given_access(flags, env)
     seconds = {
         name: getattr(flags, name)
         for name in ("scrape_s", "scrape_idle_s", "heartbeat_s", "models_s", "checkpoint_s", "tail_check_s")
@@ -115,8 +110,8 @@ def parse_settings(arguments: Sequence[str], env: Mapping[str, str]) -> SidecarS
         engine_args=engine_words(flags.engine_args or env.get("TRIMTAB_ENGINE_ARGS", ""), env),
         model_dir=flags.model_dir,
         api_key=env.get("TRIMTAB_ENGINE_API_KEY") or env.get("VLLM_API_KEY") or None,
-        store_url=store,
-        seed=pool_seed(secret, flags.pool_namespace, flags.pool_name),
+        access=access,
+        access_folder=folder,
         checkpoint_dir=flags.checkpoint_dir,
         metrics_port=flags.metrics_port,
         bind=flags.bind,
@@ -154,6 +149,12 @@ def parser() -> argparse.ArgumentParser:
     add("--model-dir", type=Path, help="the model's files (default: as the engine's args say)")
     add("--store", help="URL of the shared state [TRIMTAB_STORE]")
     add("--secret-file", type=Path, help="the install's secret [TRIMTAB_SECRET holds the secret itself]")
+    add(
+        "--access-dir",
+        type=Path,
+        metavar="DIR",
+        help="in place of both: the pool's Secret, mounted; it may come later, and change",
+    )
     add("--checkpoint-dir", type=Path, help="a folder that outlives this container (an emptyDir)")
     add("--metrics-port", type=int, default=9091, help="own metrics; 0: a free port; -1: none (default: 9091)")
     add("--bind", default="", help="address of the metrics port (default: all, of IPv4 and IPv6)")
@@ -239,6 +240,17 @@ def engine_host(engine_url: str) -> str:
     return urlsplit(engine_url).hostname or "127.0.0.1"
 
 
+def _given_access(flags: argparse.Namespace, env: Mapping[str, str]) -> PoolAccess:
+    store = flags.store or env.get("TRIMTAB_STORE")
+    if not store:
+        raise SettingsError("no store: give --access-dir, --store or TRIMTAB_STORE")
+    secret = _secret(flags.secret_file, env)
+    try:
+        return pool_access(store, secret, namespace=flags.pool_namespace, name=flags.pool_name)
+    except AccessError as error:
+        raise SettingsError(f"--store (or TRIMTAB_STORE): {error}") from error
+
+
 def _secret(path: Path | None, env: Mapping[str, str]) -> bytes:
     if path is not None:
         try:
@@ -248,5 +260,5 @@ def _secret(path: Path | None, env: Mapping[str, str]) -> bytes:
     else:
         secret = env.get("TRIMTAB_SECRET", "").encode().strip()
     if not secret:
-        raise SettingsError("no secret: give --secret-file or TRIMTAB_SECRET")
+        raise SettingsError("no secret: give --access-dir, --secret-file or TRIMTAB_SECRET")
     return secret

@@ -24,6 +24,7 @@ from trimtab_sidecar.drain_socket import DrainSocketError, serve_drain
 from trimtab_sidecar.endpoint_sidecar import MakePublisher
 from trimtab_sidecar.engine_sidecar import EngineSidecar
 from trimtab_sidecar.own_metrics import SidecarCollector
+from trimtab_sidecar.pool_access import PoolAccess
 from trimtab_sidecar.settings import SettingsError, SidecarSettings
 from trimtab_state.errors import StateUnavailable
 from trimtab_state.keys import PoolKeys
@@ -44,44 +45,29 @@ class Sidecar:
     def __init__(self, settings: SidecarSettings) -> None:
         self._settings = settings
         self.engines: tuple[EngineSidecar, ...] = ()
+        """None yet while the pool's Secret is waited for."""
+        self._is_draining = False
         self.metrics_port = 0
         """Where the own metrics are served, once they are."""
 
     async def run(self) -> None:
         """Until SIGTERM, SIGINT or cancellation. Raises what a part raised unexpectedly."""
-        settings = self._settings
         logger.info("core", extra={"core": CORE_NAME, "reason": CORE_REASON})
-        keys = PoolKeys(settings.pool_namespace, settings.pool_name)
-        store = connect(settings.store_url)
-        headers = {"Authorization": f"Bearer {settings.api_key}"} if settings.api_key else {}
-        context = zmq.asyncio.Context()
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
         try:
-            async with aiohttp.ClientSession(headers=headers, trust_env=False) as session:
-                self.engines = tuple(
-                    EngineSidecar(
-                        settings,
-                        url,
-                        session=session,
-                        context=context,
-                        make_publisher=publisher_maker(store, keys),
-                    )
-                    for url in settings.engine_urls
-                )
-                async with self._served():
-                    await self._run_until(stop)
-                await self._end()
+            async with self._served():
+                await _first(stop.wait(), self._work())
+            logger.info("ended")
         finally:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
-            context.destroy(linger=0)
-            await store.close()
 
     async def drain(self) -> None:
         """Say `draining` for every endpoint; returns once the store has it, or after a while if it is away."""
+        self._is_draining = True
         for engine in self.engines:
             engine.drain()
         with contextlib.suppress(StateUnavailable, TimeoutError):
@@ -91,17 +77,48 @@ class Sidecar:
                         await endpoint.publisher.flushed()
         logger.info("draining")
 
-    async def _run_until(self, stop: asyncio.Event) -> None:
-        stopper = asyncio.create_task(stop.wait())
-        parts = asyncio.create_task(_together([engine.run() for engine in self.engines]))
+    async def _work(self) -> None:
+        """With the pool's access as it is, and anew with each other one. Until cancelled."""
+        folder = self._settings.access_folder
+        if folder is None:
+            assert self._settings.access is not None
+            await self._work_with(self._settings.access)
+            return
+        while True:
+            access = await folder.found()
+            await _first(folder.changed(access), self._work_with(access))
+            logger.warning("the pool's Secret has changed: starting anew with it")
+
+    async def _work_with(self, access: PoolAccess) -> None:
+        settings = self._settings
+        keys = PoolKeys(settings.pool_namespace, settings.pool_name)
+        store = connect(access.store_url)
+        headers = {"Authorization": f"Bearer {settings.api_key}"} if settings.api_key else {}
+        context = zmq.asyncio.Context()
         try:
-            await asyncio.wait((stopper, parts), return_when=asyncio.FIRST_COMPLETED)
+            async with aiohttp.ClientSession(headers=headers, trust_env=False) as session:
+                self.engines = tuple(
+                    EngineSidecar(
+                        settings,
+                        url,
+                        seed=access.seed,
+                        session=session,
+                        context=context,
+                        make_publisher=publisher_maker(store, keys),
+                    )
+                    for url in settings.engine_urls
+                )
+                if self._is_draining:
+                    for engine in self.engines:
+                        engine.drain()
+                try:
+                    await _together([engine.run() for engine in self.engines])
+                finally:
+                    logger.info("ending")
+                    await self._end()
         finally:
-            logger.info("ending")
-            stopper.cancel()
-            parts.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await parts
+            context.destroy(linger=0)
+            await store.close()
 
     async def _end(self) -> None:
         """Last things, when the parts have stopped."""
@@ -115,14 +132,15 @@ class Sidecar:
                             await endpoint.publisher.close()
         except (StateUnavailable, TimeoutError) as error:
             logger.warning("no goodbye: the heartbeats end by their time to live", extra={"error": str(error)})
-        logger.info("ended")
 
     @contextlib.asynccontextmanager
     async def _served(self) -> Any:
         """The own metrics over HTTP, and the drain socket."""
         settings = self._settings
         registry = CollectorRegistry()
-        collector = SidecarCollector(self.engines, pool=settings.pool_name, namespace=settings.pool_namespace)
+        collector = SidecarCollector(
+            lambda: self.engines or None, pool=settings.pool_name, namespace=settings.pool_namespace
+        )
         registry.register(collector)
         async with contextlib.AsyncExitStack() as stack:
             if settings.metrics_port >= 0:
@@ -177,3 +195,17 @@ async def _together(parts: list[Coroutine[Any, Any, None]]) -> None:
     async with asyncio.TaskGroup() as tasks:
         for part in parts:
             tasks.create_task(part)
+
+
+async def _first(*parts: Coroutine[Any, Any, Any]) -> None:
+    """Until one of them has ended; the others are cancelled, and have ended too. Raises what one has raised."""
+    tasks = [asyncio.ensure_future(part) for part in parts]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+    for error in ended:
+        if isinstance(error, Exception):
+            raise error

@@ -48,6 +48,18 @@ class Kubelet:
                 env[entry["name"]] = self._moved(value, container)
         return env
 
+    async def mount_secrets(self) -> None:
+        """Write into the folders of Secrets what these hold now, as a kubelet does again and again."""
+        for volume in self._pod["spec"].get("volumes", []):
+            source, folder = volume.get("secret"), self._folders.get(volume["name"])
+            if source is None or folder is None:
+                continue
+            folder.mkdir(exist_ok=True)
+            values = await self._object("secret", source["secretName"])
+            assert values is not None or source.get("optional"), f"the kubelet would not start the pod: {source}"
+            for name, value in (values or {}).items():
+                (folder / name).write_text(value)
+
     async def _value(self, entry: Object, env: Mapping[str, str]) -> str | None:
         source = entry.get("valueFrom")
         if source is None:

@@ -17,6 +17,7 @@ import waiting_on
 import yaml
 from aiohttp import web
 from control_plane import binaries
+from declared import declared_policy, declared_pool
 from injection_pods import INSTALL, LABELS
 from valkey_server import free_port
 
@@ -95,26 +96,12 @@ class Cluster:
         return str(made["metadata"]["name"])
 
     async def pool(self, namespace: str, name: str = "chat", *, ports: tuple[int, ...] = (8000,)) -> None:
-        body = {
-            "apiVersion": POOLS.api_version,
-            "kind": POOLS.kind,
-            "metadata": {"name": name, "namespace": namespace},
-            "spec": {
-                "selector": {"matchLabels": LABELS},
-                "targetPorts": [{"number": port} for port in ports],
-                "endpointPickerRef": {"name": f"trimtab-{name}", "port": {"number": 9002}},
-            },
-        }
-        await self.kube.create(POOLS, body)
+        numbers = [{"number": port} for port in ports]
+        await self.kube.create(POOLS, declared_pool(namespace, name, targetPorts=numbers))
 
     async def policy(self, namespace: str, pool: str = "chat", *, name: str = "", **sidecar: Any) -> None:
-        body = {
-            "apiVersion": POLICIES.api_version,
-            "kind": POLICIES.kind,
-            "metadata": {"name": name or pool, "namespace": namespace},
-            "spec": {"targetRef": {"name": pool}, "sidecar": {"inject": True, **sidecar}},
-        }
-        await self.kube.create(POLICIES, body)
+        wanted = {"inject": True, **sidecar}
+        await self.kube.create(POLICIES, declared_policy(namespace, name or pool, pool=pool, sidecar=wanted))
 
     async def place(self, *, ports: tuple[int, ...] = (8000,), **sidecar: Any) -> str:
         """A namespace that opted in, with a pool that asks for the sidecar; the webhook knows both."""

@@ -96,6 +96,8 @@ class LoopbackNode:
         for task in stopping:
             task.cancel()
         await asyncio.gather(*stopping, return_exceptions=True)
+        # Nobody is left whom a late end could serve.
+        self.supervisor.stop_grace_s = 0.5
         await self.supervisor.__aexit__(*error)
         self._dns.stop()
 
@@ -201,6 +203,9 @@ class LoopbackNode:
             if pod.stopping is None:
                 pod.stopping = asyncio.create_task(self._terminate(pod, body))
             return
+        for volume in body["spec"].get("volumes", []):
+            if "secret" in volume:
+                await self._refresh(volume, pod.folder / volume["name"])
         is_ready = await self._probe(pod, body)
         if is_ready != pod.is_ready:
             pod.is_ready = is_ready
@@ -272,14 +277,24 @@ class LoopbackNode:
                 for file, text in (found or {}).get("data", {}).items():
                     # Envoy's listeners, and its admin API on what is its own loopback only in a pod.
                     (folder / file).write_text(re.sub(r'"(0\.0\.0\.0|127\.0\.0\.1)"', f'"{pod.ip}"', text))
-            elif (source := volume.get("secret")) is not None:
-                found = await self.kube.get(SECRETS, self.namespace, source["secretName"])
-                for file, text in (found or {}).get("data", {}).items():
-                    (folder / file).write_bytes(base64.b64decode(text))
+            elif "secret" in volume:
+                await self._refresh(volume, folder)
             elif (source := volume.get("hostPath")) is not None:
                 folder.rmdir()
                 folders[name] = Path(source["path"])
         return folders
+
+    async def _refresh(self, volume: Object, folder: Path) -> None:
+        """What the Secret of a volume holds now: a kubelet looks again and again, also where there was none."""
+        source = volume["secret"]
+        found = await self.kube.get(SECRETS, self.namespace, source["secretName"])
+        if found is None and not source.get("optional"):
+            raise LookupError(f"no Secret {source['secretName']}")
+        for file, text in (found or {}).get("data", {}).items():
+            value = base64.b64decode(text)
+            if not (folder / file).exists() or (folder / file).read_bytes() != value:
+                (folder / f"..{file}").write_bytes(value)
+                (folder / f"..{file}").replace(folder / file)
 
     async def _probe(self, pod: _Pod, body: Object) -> bool:
         for container in body["spec"]["containers"]:

@@ -9,19 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from control_plane import free_ports
+from declared import LABELS, POOL, declared_policy, declared_pool
 from loopback_node import LoopbackNode
 from valkey_server import ValkeyProcess, free_port
 
 from trimtab.processes import Supervisor
 from trimtab.stack import MODEL_DIR as TINY_MODEL
 from trimtab_operator.api.pool import PoolKey
-from trimtab_operator.kube import PODS, POLICIES, POOLS, Kube, Object
+from trimtab_operator.kube import PODS, POLICIES, Kube, Object
 from trimtab_state import ControlDocument, PoolKeys, connect
 from trimtab_state.documents import decode_control
 
-POOL = "chat"
 ENGINE_PORT = 8000
-LABELS = {"app": "vllm"}
 
 
 class OperatorRig:
@@ -56,31 +55,10 @@ class OperatorRig:
         ]
 
     async def apply_pool(self, **spec: Any) -> Object:
-        return await self.kube.apply(
-            {
-                "apiVersion": POOLS.api_version,
-                "kind": POOLS.kind,
-                "metadata": {"name": POOL, "namespace": self.namespace},
-                "spec": {
-                    "selector": {"matchLabels": LABELS},
-                    "targetPorts": [{"number": ENGINE_PORT}],
-                    "endpointPickerRef": {"name": f"trimtab-{POOL}", "port": {"number": 9002}},
-                    **spec,
-                },
-            },
-            manager="test",
-        )
+        return await self.kube.apply(declared_pool(self.namespace, **spec), manager="test")
 
     async def apply_policy(self, name: str = POOL, **spec: Any) -> Object:
-        return await self.kube.apply(
-            {
-                "apiVersion": POLICIES.api_version,
-                "kind": POLICIES.kind,
-                "metadata": {"name": name, "namespace": self.namespace},
-                "spec": {"targetRef": {"name": POOL}, **spec},
-            },
-            manager="test",
-        )
+        return await self.kube.apply(declared_policy(self.namespace, name, **spec), manager="test")
 
     async def start_engine(self, name: str, *flags: str) -> None:
         """A pod with an emulated engine, and beside it the sidecar, as the docs' snippet has it."""
@@ -101,9 +79,10 @@ class OperatorRig:
         flags_of_sidecar = [
             *("--pool-name", POOL, "--pool-namespace", self.namespace, "--endpoint-host", "$(POD_IP)"),
             *("--engine-url", f"http://127.0.0.1:{ENGINE_PORT}", "--model-dir", str(TINY_MODEL)),
+            *("--access-dir", "/var/run/trimtab-access"),
             *("--checkpoint-dir", "/var/run/trimtab", "--metrics-port", "0"),
         ]
-        secret = f"trimtab-{POOL}-store"
+        secret = {"secretName": f"trimtab-{POOL}-store", "optional": True}
         sidecar = {
             "name": "trimtab-sidecar",
             "image": "trimtab",
@@ -111,12 +90,13 @@ class OperatorRig:
             "args": flags_of_sidecar,
             "env": [
                 ip,
-                {"name": "TRIMTAB_STORE", "valueFrom": {"secretKeyRef": {"name": secret, "key": "store-url"}}},
-                {"name": "TRIMTAB_SECRET", "valueFrom": {"secretKeyRef": {"name": secret, "key": "secret"}}},
                 {"name": "TRIMTAB_ENGINE_ARGS", "value": json.dumps(["python", *args])},
             ],
             "restartPolicy": "Always",
-            "volumeMounts": [{"name": "state", "mountPath": "/var/run/trimtab"}],
+            "volumeMounts": [
+                {"name": "state", "mountPath": "/var/run/trimtab"},
+                {"name": "access", "mountPath": "/var/run/trimtab-access"},
+            ],
             "lifecycle": {"preStop": {"exec": {"command": ["trimtab-sidecar", "drain", *flags_of_sidecar]}}},
         }
         await self.kube.create(
@@ -129,7 +109,7 @@ class OperatorRig:
                     "nodeName": "loopback",
                     "initContainers": [sidecar],
                     "containers": [engine],
-                    "volumes": [{"name": "state", "emptyDir": {}}],
+                    "volumes": [{"name": "state", "emptyDir": {}}, {"name": "access", "secret": secret}],
                 },
             },
         )

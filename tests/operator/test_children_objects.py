@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from trimtab_extproc.settings import parse_settings
 from trimtab_operator.children.desired import desired
 from trimtab_operator.children.envoy import workers
-from trimtab_operator.children.labels import APPLIED, CHILD_SELECTOR, CONFIG, MANAGED_BY, POOL_LABEL, is_ours
+from trimtab_operator.children.labels import APPLIED, CHILD_SELECTOR, CONFIG, INSTALL, MANAGED_BY, POOL_LABEL, is_ours
 from trimtab_operator.children.names import (
     child_name,
     endpoints_name,
@@ -103,6 +103,8 @@ def test_every_object_says_whose_it_is() -> None:
         assert (owner["controller"], owner["blockOwnerDeletion"]) == (True, False)
         assert is_ours(body, pool().key, "some other uid", OPERATOR)
         assert all(part.split("=")[0] in about["labels"] for part in CHILD_SELECTOR.split(","))
+        if body["kind"] == "Deployment":
+            assert body["spec"]["template"]["metadata"]["labels"][INSTALL] == install().namespace
 
 
 def test_what_only_looks_like_ours_is_not() -> None:

@@ -125,7 +125,9 @@ async def test_the_injected_container_tells_the_pickers_of_its_engine_and_that_i
     state, models = tmp_path / "state", tmp_path / "models"
     state.mkdir()
     fill(models)
-    kubelet = Kubelet(webhook.kube, created, {"trimtab-sidecar": state, "models": models})
+    folders = {"trimtab-sidecar": state, "trimtab-access": tmp_path / "access", "models": models}
+    kubelet = Kubelet(webhook.kube, created, folders)
+    await kubelet.mount_secrets()
     words, env = await kubelet.command(container)
     endpoint = f"{POD_IP}:{port}"
     async with emulated_engine(port, tmp_path), followed(server.url, key) as mirror:
@@ -171,7 +173,8 @@ async def test_the_hook_tells_the_store_itself_where_the_sidecar_is_gone(
     container = sidecar_of(created)
     state = tmp_path / "state"
     state.mkdir()
-    kubelet = Kubelet(webhook.kube, created, {"trimtab-sidecar": state})
+    kubelet = Kubelet(webhook.kube, created, {"trimtab-sidecar": state, "trimtab-access": tmp_path / "access"})
+    await kubelet.mount_secrets()
     words, env = await kubelet.command(container)
     async with emulated_engine(port, tmp_path), followed(server.url, key) as mirror:
 
@@ -187,6 +190,40 @@ async def test_the_hook_tells_the_store_itself_where_the_sidecar_is_gone(
         async with process(hook, hook_env, tmp_path / "drain.log") as drain:
             assert await drain.wait() == 0, (tmp_path / "drain.log").read_text()
         await eventually(lambda: state_is("draining"))
+
+
+async def test_a_pod_that_starts_before_its_pools_secret_serves_and_is_heard_of_once_that_is_there(
+    webhook: Cluster, server: ValkeyProcess, tmp_path: Path
+) -> None:
+    port = free_port()
+    namespace = await webhook.place(ports=(port,))
+    key = PoolKey(namespace, "chat")
+    body = pod(engine("--model", "/models/tiny_model", port=port))
+    await webhook.is_called(namespace, body)
+    created = await webhook.create(namespace, body)
+    state = tmp_path / "state"
+    state.mkdir()
+    kubelet = Kubelet(webhook.kube, created, {"trimtab-sidecar": state, "trimtab-access": tmp_path / "access"})
+    await kubelet.mount_secrets()
+    container = sidecar_of(created)
+    words, env = await kubelet.command(container)
+    log = tmp_path / "sidecar.log"
+    async with emulated_engine(port, tmp_path), process(words, env, log) as sidecar:
+
+        async def is_waiting() -> bool:
+            return "waiting for the pool's Secret" in log.read_text() and await healthy(container)
+
+        await eventually(is_waiting, within_s=START_S)
+        await give_store(webhook, key, server.url)
+        await kubelet.mount_secrets()
+        async with followed(server.url, key) as mirror:
+
+            async def serves() -> bool:
+                found = mirror.heartbeats.get(f"{POD_IP}:{port}")
+                return found is not None and found.state == "serving"
+
+            await eventually(serves, within_s=START_S)
+        assert sidecar.returncode is None
 
 
 async def healthy(container: Object) -> bool:

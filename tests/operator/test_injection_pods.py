@@ -3,9 +3,11 @@
 import copy
 import dataclasses
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from injection_pods import (
     CACHE,
     CACHE_MOUNT,
@@ -28,13 +30,14 @@ from injection_pods import (
     words_of,
 )
 
-from trimtab_operator.injection.marks import DIGEST_NOTE, INJECTED, STATE_PATH
+from trimtab_operator.injection.marks import ACCESS_PATH, DIGEST_NOTE, INJECTED, STATE_PATH
 from trimtab_operator.injection.outcome import Injection, Skip
 from trimtab_operator.injection.pod_injection import inject
 from trimtab_operator.install import Install
 from trimtab_sidecar.settings import parse_settings
 
-STORE = {"TRIMTAB_STORE": "redis://store", "TRIMTAB_SECRET": "secret", "TRIMTAB_ENDPOINT_HOST": "10.0.0.1"}
+OURS = (STATE_PATH, ACCESS_PATH)
+HOST = {"TRIMTAB_ENDPOINT_HOST": "10.0.0.1"}
 
 
 @pytest.mark.parametrize("kind", ["Native", "Container"])
@@ -59,11 +62,13 @@ def test_what_was_there_stays_as_it_was(shape: str) -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_sidecar_and_its_drain_take_their_flags(shape: str) -> None:
     container = sidecar_of(injected(SHAPES[shape]()))
-    env = STORE | {name: value for name, value in env_of(container).items() if isinstance(value, str)}
+    env = HOST | {name: value for name, value in env_of(container).items() if isinstance(value, str)}
     env["TRIMTAB_ENGINE_ARGS"] = env["TRIMTAB_ENGINE_ARGS"].replace("$$", "$")
     settings = parse_settings(container["args"], env)
     assert (settings.pool_namespace, settings.pool_name, settings.endpoint_host) == ("ns", "chat", "10.0.0.1")
     assert str(settings.checkpoint_dir) == STATE_PATH
+    assert settings.access_folder is not None
+    assert str(settings.access_folder.folder) == ACCESS_PATH
     program, drain, *flags = container["lifecycle"]["preStop"]["exec"]["command"]
     assert ([program], drain) == (container["command"], "drain")
     assert parse_settings(flags, env) == settings
@@ -76,8 +81,10 @@ def test_a_native_sidecar_comes_last_among_the_init_containers_and_never_holds_t
     assert "livenessProbe" in last
     assert not {"startupProbe", "readinessProbe"} & set(last)
     # A Secret that is missing would keep the container, and so the pod, from starting.
-    env = env_of(last)
-    assert all(env[name]["secretKeyRef"]["optional"] for name in ("TRIMTAB_STORE", "TRIMTAB_SECRET"))
+    assert {"name": "trimtab-access", "mountPath": ACCESS_PATH, "readOnly": True} in last["volumeMounts"]
+    secret = {"secretName": "trimtab-chat-store", "optional": True}
+    assert {"name": "trimtab-access", "secret": secret} in after["spec"]["volumes"]
+    assert not [entry for entry in last["env"] if "secretKeyRef" in entry.get("valueFrom", {})]
 
 
 def test_an_ordinary_container_has_no_restart_policy() -> None:
@@ -115,7 +122,12 @@ def test_what_another_webhook_took_away_comes_back_and_what_it_added_stays() -> 
     assert env_of(container) == env_of(sidecar_of(once)) | {"OTEL_SERVICE_NAME": "x"}
     assert container["image"] == "mirror.example/sidecar:1"
     assert container["resources"] == {"limits": {"memory": "1Gi"}}
-    assert {v["name"] for v in mended["spec"]["volumes"]} == {"cache", "trimtab-sidecar", "trimtab-home"}
+    assert {v["name"] for v in mended["spec"]["volumes"]} == {
+        "cache",
+        "trimtab-sidecar",
+        "trimtab-home",
+        "trimtab-access",
+    }
     assert injection(mended).patch == []
 
 
@@ -327,7 +339,7 @@ def mounts_of(body: dict[str, Any]) -> dict[str, dict[str, Any]]:
 def test_a_models_volume_is_mounted_at_the_same_path_read_only() -> None:
     mounts = mounts_of(SHAPES["SGLang"]())
     assert mounts["/models"] == {"name": "models", "mountPath": "/models", "subPath": "shared", "readOnly": True}
-    assert set(mounts) == {STATE_PATH, "/models"}
+    assert set(mounts) == {*OURS, "/models"}
 
 
 def test_only_the_volumes_that_paths_lie_on_are_mounted() -> None:
@@ -341,7 +353,7 @@ def test_only_the_volumes_that_paths_lie_on_are_mounted() -> None:
     ]
     args = ["--model", "/data/models/qwen", "--chat-template=/templates/chat.jinja"]
     assert set(mounts_of(pod(engine(*args, volumeMounts=mounts)))) == {
-        STATE_PATH,
+        *OURS,
         "/data/models",
         "/data/models/qwen/tokenizer",
         "/templates",
@@ -396,8 +408,8 @@ def test_settings_of_the_hub_go_along_and_secrets_as_references() -> None:
 def test_where_the_path_is_not_known_all_volumes_that_may_hold_models_are_mounted() -> None:
     mounts = [MODELS_MOUNT, {"name": "shm", "mountPath": "/dev/shm"}, {"name": "t", "mountPath": "/tmp"}]
     env = [{"name": "MODEL", "valueFrom": {"configMapKeyRef": {"name": "m", "key": "m"}}}]
-    assert set(mounts_of(pod(engine("--model=$(MODEL)", env=env, volumeMounts=mounts)))) == {STATE_PATH, "/models"}
-    assert set(mounts_of(pod({"name": "e", "image": "vllm", "volumeMounts": mounts}))) == {STATE_PATH, "/models"}
+    assert set(mounts_of(pod(engine("--model=$(MODEL)", env=env, volumeMounts=mounts)))) == {*OURS, "/models"}
+    assert set(mounts_of(pod({"name": "e", "image": "vllm", "volumeMounts": mounts}))) == {*OURS, "/models"}
 
 
 # Security, amounts, ports.
@@ -533,6 +545,18 @@ def test_a_volume_of_our_name_that_is_no_empty_dir_is_not_used() -> None:
     assert skipped(body).reason == "no_room"
 
 
+def test_a_secret_of_our_name_that_is_another_one_is_not_used_and_that_of_another_pool_is_put_right() -> None:
+    theirs = pod(engine("--model", "m"), volumes=[{"name": "trimtab-access", "secret": {"secretName": "theirs"}}])
+    assert skipped(theirs).reason == "no_room"
+    once = injected(pod(engine("--model", "m")))
+    (volume,) = [v for v in once["spec"]["volumes"] if v["name"] == "trimtab-access"]
+    volume["secret"]["defaultMode"] = 420
+    assert injection(once).patch == []
+    volume["secret"]["secretName"] = "trimtab-another-store"
+    (volume,) = [v for v in injected(once)["spec"]["volumes"] if v["name"] == "trimtab-access"]
+    assert volume["secret"] == {"secretName": "trimtab-chat-store", "optional": True}
+
+
 def test_a_mirror_pod_is_left_alone() -> None:
     body = pod(engine("--model", "m"))
     body["metadata"]["annotations"] = {"kubernetes.io/config.mirror": "x"}
@@ -547,7 +571,7 @@ def test_a_port_and_a_volume_that_a_later_webhook_changed_leave_nothing_behind()
     once["spec"]["volumes"] = [{"name": "renamed", "emptyDir": {}}]
     container = sidecar_of(injected(once))
     assert [port["containerPort"] for port in container["ports"]] == [9092]
-    assert {mount["name"] for mount in container["volumeMounts"]} == {"trimtab-sidecar", "renamed"}
+    assert {mount["name"] for mount in container["volumeMounts"]} == {"trimtab-sidecar", "trimtab-access", "renamed"}
 
 
 def test_a_cluster_without_init_containers_that_restart_gets_an_ordinary_one() -> None:
@@ -606,6 +630,13 @@ def test_what_is_right_or_cannot_be_seen_is_not_warned_of() -> None:
         engine("--model", "/models/m", "--kv-events-config=$(EVENTS)", env=env, volumeMounts=[MODELS_MOUNT])
     )
     assert injection(reference).warnings == ()
+
+
+def test_the_demos_engines_are_not_warned_of() -> None:
+    manifest = (Path(__file__).parents[2] / "manifests" / "demo.yaml").read_text()
+    (template,) = [body["spec"]["template"] for body in yaml.safe_load_all(manifest) if body["kind"] == "Deployment"]
+    assert any("emulator" in word for word in template["spec"]["containers"][0]["command"])
+    assert injection(template).warnings == ()
 
 
 def test_files_that_the_sidecar_will_not_see_are_named() -> None:

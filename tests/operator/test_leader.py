@@ -1,7 +1,7 @@
 """Which replica works: the Lease on a real API server, and whole operators that are killed and stopped."""
 
 import asyncio
-import contextlib
+import copy
 import random
 import signal
 import sys
@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 from fault_proxy import FaultProxy, fault_proxy
 from valkey_server import ValkeyProcess
+from virtual_time import in_virtual_time
 from waiting_on import eventually
 
-from trimtab_operator.kube import LEASES, Kube
+from trimtab_operator.kube import LEASES, Kube, KubeError, Object, Resource
 from trimtab_operator.leader import LEASE_S, RENEW_DEADLINE_S, Leadership, LeadershipLostError
 from trimtab_operator.service import LEASE_NAME
 
@@ -88,47 +89,72 @@ async def test_a_lease_runs_out_by_our_own_clock_whatever_its_times_say(kube: Ku
     assert await two._try()
 
 
-async def test_a_leader_that_cannot_renew_says_that_it_has_lost(
-    kube: Kube, kube_config: Path, namespace: str, tmp_path: Path
-) -> None:
-    async with fault_proxy(kube_config, tmp_path) as proxy:
-        through = await Kube.connect(str(proxy.kubeconfig))
-        leader = leadership(through, namespace, "one")
+class Leases(Kube):
+    """One of them, in memory: for times that a real server would have to be waited for."""
+
+    def __init__(self) -> None:
+        self.lease: Object | None = None
+        self.hangs = False
+        self.refusals = 0
+
+    async def get(self, resource: Resource, namespace: str | None, name: str, **_: Any) -> Object | None:
+        await self._asked()
+        return copy.deepcopy(self.lease)
+
+    async def create(self, resource: Resource, body: Object, **_: Any) -> Object:
+        return await self._written(body)
+
+    async def replace(self, resource: Resource, body: Object, **_: Any) -> Object:
+        return await self._written(body)
+
+    async def _written(self, body: Object) -> Object:
+        await self._asked()
+        self.lease = copy.deepcopy(body)
+        return body
+
+    async def _asked(self) -> None:
+        if self.hangs:
+            await asyncio.Event().wait()
+        if self.refusals:
+            self.refusals -= 1
+            raise KubeError(500, "InternalError", "by the test")
+
+
+def test_a_leader_that_cannot_renew_says_that_it_has_lost() -> None:
+    async def work() -> None:
+        server, clock = Leases(), asyncio.get_running_loop().time
+        leader = leadership(server, "ns", "one", clock)
         await leader.acquire()
         keeps = asyncio.create_task(leader.keep())
         await asyncio.sleep(2.5)
-        began_s = time.monotonic()
-        proxy.hang(lambda call: call.path.endswith("/leases/test"))
+        began_s = clock()
+        server.hangs = True
         with pytest.raises(LeadershipLostError):
             await keeps
         # Before another replica could think so.
-        assert time.monotonic() - began_s < LEASE_S - 2
+        assert clock() - began_s < LEASE_S - 2
         assert not leader.is_held
-        await through.close()
+
+    in_virtual_time(work())
 
 
-async def test_a_leader_survives_refusals_that_are_shorter_than_its_deadline(
-    kube: Kube, kube_config: Path, namespace: str, tmp_path: Path
-) -> None:
-    async with fault_proxy(kube_config, tmp_path) as proxy:
-        through = await Kube.connect(str(proxy.kubeconfig))
-        leader = leadership(through, namespace, "one")
+def test_a_leader_survives_refusals_that_are_shorter_than_its_deadline() -> None:
+    async def work() -> None:
+        server = Leases()
+        leader = leadership(server, "ns", "one", asyncio.get_running_loop().time)
         await leader.acquire()
         keeps = asyncio.create_task(leader.keep())
-        proxy.refuse(lambda call: call.path.endswith("/leases/test"), status=500, times=2)
-        await asyncio.sleep(RENEW_DEADLINE_S - 2)
+        server.refusals = 2
+        await asyncio.sleep(RENEW_DEADLINE_S + 2)
+        assert server.refusals == 0
         assert not keeps.done()
-        await kube.delete(LEASES, namespace, "test")  # by somebody: it is made again
-
-        async def is_back() -> bool:
-            return await holder(kube, namespace) == "one"
-
-        await eventually(is_back)
+        server.lease = None  # deleted by somebody: it is made again
+        await asyncio.sleep(RENEW_DEADLINE_S + 2)
+        assert await holder(server, "ns") == "one"
         assert leader.is_held
         keeps.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await keeps
-        await through.close()
+
+    in_virtual_time(work())
 
 
 async def test_a_leader_that_sees_another_one_stops(kube: Kube, namespace: str) -> None:
@@ -205,8 +231,10 @@ async def test_a_killed_leader_is_followed_when_its_lease_ends_and_a_stopped_one
     await eventually(lambda: led_by("one"))
     two = await operators.start("two")
     one.kill()
-    # The Lease's 15 s, a try, and what it takes to start on a busy machine.
-    await eventually(lambda: led_by("two"), within_s=25)
+    await one.wait()
+    # Not as long as it says by itself.
+    await kube.merge(LEASES, namespace, LEASE_NAME, {"spec": {"leaseDurationSeconds": 3}})
+    await eventually(lambda: led_by("two"))
     three = await operators.start("three")
     await asyncio.sleep(1)
     two.send_signal(signal.SIGTERM)

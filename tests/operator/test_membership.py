@@ -58,6 +58,13 @@ def test_each_target_port_of_each_ready_pod_is_an_endpoint_whatever_the_order_of
     assert names(one, two, ports=(8000, 8001)) == wanted == names(two, one, ports=(8000, 8001))
 
 
+def test_ports_that_are_declared_in_vain_are_kept_with_the_names_of_the_pods() -> None:
+    one, two = pod("a", "10.0.0.1"), pod("b", "10.0.0.2", ports=[{"containerPort": 9001}, {"name": "x"}])
+    found = members(one, two, pod("c", "10.0.0.3", ports=[]), pod("d", deleting=True), ports=(8000, 8001))
+    assert (found.other_ports, found.pods) == ((9001,), {"a", "b", "c"})
+    assert members(one, ports=(80,)).other_ports == (8000,)
+
+
 def test_no_pool_has_more_endpoints_than_pickers_follow_and_those_that_live_come_first() -> None:
     bodies = [pod(f"d{number}", f"10.0.0.{number}", deleting=True) for number in range(5)]
     bodies += [pod(f"l{number}", f"10.0.1.{number}") for number in range(8)]

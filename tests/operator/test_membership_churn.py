@@ -16,8 +16,8 @@ from trimtab_state.documents import decode_control
 
 PODS = 500
 CHANGES_PER_S = 10
-BLOCK = 50
-CHURN_S = float(os.environ.get("TRIMTAB_CHURN_S", "15"))
+BLOCK = 20
+CHURN_S = float(os.environ.get("TRIMTAB_CHURN_S", "5"))
 
 
 class Document:

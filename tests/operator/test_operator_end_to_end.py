@@ -45,6 +45,13 @@ async def settled(rig: OperatorRig, engines: int) -> None:
     await eventually(is_well, within_s=120)
 
 
+async def is_ready(rig: OperatorRig, pod: str) -> bool:
+    body = await rig.kube.get(PODS, rig.namespace, pod) or {}
+    return any(
+        each == {**each, "type": "Ready", "status": "True"} for each in body.get("status", {}).get("conditions", ())
+    )
+
+
 async def ask(session: aiohttp.ClientSession, url: str, text: str, **body: object) -> aiohttp.ClientResponse:
     """One chat, streamed."""
     request = {"model": "tiny", "messages": [{"role": "user", "content": text}], "stream": True, **body}
@@ -52,10 +59,12 @@ async def ask(session: aiohttp.ClientSession, url: str, text: str, **body: objec
 
 
 async def test_a_pool_is_applied_serves_and_goes(rig: OperatorRig) -> None:
+    # An engine that comes before its pool serves; its sidecar waits for the pool's Secret.
+    await rig.start_engine("engine-a")
+    await eventually(lambda: is_ready(rig, "engine-a"), within_s=60)
     await rig.start_operator()
     await rig.apply_policy(picker={"tls": False}, standalone={"enabled": True, "replicas": 1})
     await rig.apply_pool()
-    await rig.start_engine("engine-a")
     await rig.start_engine("engine-b")
     await settled(rig, 2)
     url = rig.front()
@@ -156,9 +165,14 @@ async def test_alarms_that_keep_firing_switch_the_pool_and_quiet_brings_it_back(
     assert "2 hotspot alarms of 2 prefix classes" in condition["message"]
     await eventually(lambda: policy_is("product"))
     await eventually(lambda: fallback_condition(rig, "False"))
-    events, _ = await rig.kube.list_all(EVENTS, rig.namespace)
-    reasons = {event["reason"] for event in events if event["regarding"]["kind"] == "SchedulingPolicy"}
-    assert {"FallbackStarted", "FallbackEnded"} <= reasons
+
+    async def are_told() -> bool:
+        events, _ = await rig.kube.list_all(EVENTS, rig.namespace)
+        reasons = {event["reason"] for event in events if event["regarding"]["kind"] == "SchedulingPolicy"}
+        return {"FallbackStarted", "FallbackEnded"} <= reasons
+
+    # An Event is written after the status that it tells of.
+    await eventually(are_told)
 
 
 async def test_a_service_of_somebody_elses_is_never_adopted(rig: OperatorRig) -> None:

@@ -12,7 +12,9 @@ import aiohttp
 import pytest
 import yaml
 from api_calls import ApiCalls
+from declared import declared_policy, declared_pool
 from fault_proxy import Call, FaultProxy, fault_proxy
+from objective_crd import objective_crd
 from valkey_server import ValkeyProcess, free_port
 from waiting_on import eventually
 
@@ -152,13 +154,14 @@ class Rig:
                     env={"PATH": os.environ["PATH"], "POD_NAME": account},
                     stderr=log,
                 )
-            stack.push_async_callback(ended, process)
+            stack.push_async_callback(ended, process, goes_at_once=words is run)
         await eventually(lambda: is_ready(port), within_s=60)
 
 
-async def ended(process: asyncio.subprocess.Process) -> None:
+async def ended(process: asyncio.subprocess.Process, *, goes_at_once: bool) -> None:
+    """An operator gives its Lease back; a webhook that is told to go serves on for a while."""
     if process.returncode is None:
-        process.terminate()
+        process.terminate() if goes_at_once else process.kill()
         await asyncio.wait_for(process.wait(), 30)
 
 
@@ -202,28 +205,9 @@ async def everything_it_does(rig: Rig, namespace: str) -> None:
     """Make, change, mend and let go."""
     kube = rig.kube
     await kube.merge(NAMESPACES, None, namespace, {"metadata": {"labels": {INJECT: ENABLED}}})
-    policy: Object = {
-        "apiVersion": POLICIES.api_version,
-        "kind": POLICIES.kind,
-        "metadata": {"name": "chat", "namespace": namespace},
-        "spec": {
-            "targetRef": {"name": "chat"},
-            "standalone": {"enabled": True, "replicas": 2},
-            "sidecar": {"inject": True},
-        },
-    }
-    await kube.create(POLICIES, policy)
-    pool: Object = {
-        "apiVersion": POOLS.api_version,
-        "kind": POOLS.kind,
-        "metadata": {"name": "chat", "namespace": namespace},
-        "spec": {
-            "selector": {"matchLabels": {"app": "vllm"}},
-            "targetPorts": [{"number": 8000}],
-            "endpointPickerRef": {"name": "trimtab-chat", "port": {"number": 9002}},
-        },
-    }
-    await kube.create(POOLS, pool)
+    wanted = {"standalone": {"enabled": True, "replicas": 2}, "sidecar": {"inject": True}}
+    await kube.create(POLICIES, declared_policy(namespace, **wanted))
+    await kube.create(POOLS, declared_pool(namespace))
     await pod_on_a_node(kube, namespace)
 
     async def is_made() -> bool:
@@ -314,7 +298,7 @@ NEVER_SEEN_HERE = {
 async def test_the_roles_for_all_namespaces_are_enough_and_not_too_much(
     kube: Kube, kube_config: Path, namespace: str, tmp_path: Path
 ) -> None:
-    async with rig_of(kube, kube_config, tmp_path) as rig:
+    async with objective_crd(kube), rig_of(kube, kube_config, tmp_path) as rig:
         await everything_it_does(rig, namespace)
         assert refused(rig.proxy) == []
         assert refused(rig.webhook_proxy) == []
@@ -325,7 +309,7 @@ async def test_the_roles_for_all_namespaces_are_enough_and_not_too_much(
 async def test_the_roles_for_one_namespace_are_enough_and_reach_no_other(
     kube: Kube, kube_config: Path, namespace: str, tmp_path: Path
 ) -> None:
-    async with rig_of(kube, kube_config, tmp_path, namespace) as rig:
+    async with objective_crd(kube), rig_of(kube, kube_config, tmp_path, namespace) as rig:
         await everything_it_does(rig, namespace)
         assert refused(rig.proxy) == []
         assert refused(rig.webhook_proxy) == []

@@ -64,6 +64,11 @@ def test_classes_and_experts_are_told_in_thousandths() -> None:
     assert (told.class_header, told.network, told.log_above_tokens) == ("x-class", "measured", 99)
 
 
+def test_a_class_that_says_nothing_of_priority_leaves_it_to_the_objective() -> None:
+    told = document(classes=[{"name": "a"}, {"name": "b", "priority": 0}, {"name": "c", "priority": None}])
+    assert [each.priority for each in told.classes] == [None, 0, None]
+
+
 def test_the_detectors_do_as_the_policy_says() -> None:
     assert (document().hotspots, document().hotspot_window_s) == ("act", 60.0)
     told = document(hotspots={"mode": "Alarm", "windowSeconds": 30})
@@ -121,6 +126,6 @@ def test_our_own_envoy_tells_the_pickers_of_the_headers_that_they_decide_by() ->
     gold = {"classes": [{"name": "gold"}], "classHeader": "X-Class"}
     assert told_of(**gold) == usual | {"x-class", "x-gateway-inference-objective"}
     waits: dict[str, Any] = {"whenFull": {"action": "Wait"}}
-    assert told_of(**waits) == usual | {"x-gateway-inference-fairness-id"}
+    assert told_of(**waits) == usual | {"x-gateway-inference-fairness-id", "x-gateway-inference-objective"}
     waits["whenFull"]["tenantHeader"] = "X-Team"
     assert told_of(**waits, **gold) == usual | {"x-class", "x-gateway-inference-objective", "x-team"}

@@ -5,6 +5,7 @@ import random
 from typing import Any
 
 import pytest
+from declared import declared_pool
 
 from trimtab_operator.api.pool import Pool, PoolKey
 from trimtab_operator.kube import POOLS, Kube, KubeError, Object
@@ -15,17 +16,7 @@ LATER = "2026-01-02T04:00:00Z"
 
 
 async def make_pool(kube: Kube, namespace: str) -> Pool:
-    body = {
-        "apiVersion": POOLS.api_version,
-        "kind": POOLS.kind,
-        "metadata": {"name": "chat", "namespace": namespace},
-        "spec": {
-            "selector": {"matchLabels": {"app": "vllm"}},
-            "targetPorts": [{"number": 8000}],
-            "endpointPickerRef": {"name": "trimtab-chat", "port": {"number": 9002}},
-        },
-    }
-    return Pool.of(await kube.create(POOLS, body))
+    return Pool.of(await kube.create(POOLS, declared_pool(namespace)))
 
 
 def gateway_entry(number: int, *, message: str = "", controller: str | None = "example.com/gateway") -> Object:

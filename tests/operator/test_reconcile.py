@@ -1,176 +1,31 @@
 """Looks at pools when something else goes wrong: the store is away, another cluster shares it, a policy is replaced."""
 
-import asyncio
 import base64
-import contextlib
-import random
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import pytest
 from child_objects import install
+from operator_parts import SECRET, DeclaredPool
 from valkey_server import ValkeyProcess, running
 from waiting_on import eventually
 
 from trimtab_operator.api.pool import PoolKey
 from trimtab_operator.children.labels import APPLIED
 from trimtab_operator.fallback import FallbackState
-from trimtab_operator.kube import DEPLOYMENTS, POLICIES, POOLS, SECRETS, Kube, Object
+from trimtab_operator.kube import DEPLOYMENTS, SECRETS, Kube
 from trimtab_operator.pool_register import PoolRegister
-from trimtab_operator.pool_run import PoolRun
 from trimtab_operator.pool_user import user_name
-from trimtab_operator.reconcile import PoolReconciler
-from trimtab_operator.telemetry import Telemetry
-from trimtab_operator.watches import Watches
-from trimtab_operator.work_queue import PoolQueue
-from trimtab_state import ControlDocument, PoolKeys, connect
-from trimtab_state.documents import decode_control
+from trimtab_state import PoolKeys, connect
 
-SECRET = "trimtab-chat-store"
-
-
-class OperatorParts:
-    """What the service puts together, for the pools of one namespace."""
-
-    def __init__(
-        self,
-        kube: Kube,
-        kube_config: Path,
-        url: str,
-        key: PoolKey,
-        namespace: str,
-        *,
-        let_go_s: float = 30.0,
-        **install_changes: Any,
-    ) -> None:
-        rng = random.Random(1)
-        self.store = connect(url)
-        self.looks: list[str | None] = []
-        """The name of what each raised; only of pools that are known."""
-        self._watches = Watches(kube, rng=rng, kubeconfig=str(kube_config))
-        self._queue = PoolQueue(rng=rng, is_known=self._watches.is_known, observer=self)
-        self.reconciler = PoolReconciler(
-            kube=kube,
-            store=self.store,
-            install=install(**{"store_url": url} | install_changes),
-            watches=self._watches,
-            queue=self._queue,
-            telemetry=Telemetry(),
-            clock=time.time,
-            rng=rng,
-            let_go_s=let_go_s,
-        )
-        self._key = key
-        self._namespace = namespace
-
-    @property
-    def run(self) -> PoolRun | None:
-        return self.reconciler.run_of(self._key)
-
-    async def control(self) -> ControlDocument | None:
-        data = await self.store.execute("GET", PoolKeys(self._key.namespace, self._key.name).control)
-        return None if data is None else decode_control(data)
-
-    def look(self) -> None:
-        """Now, as after anything that happens."""
-        self._queue.add(self._key)
-
-    def worked(self, key: PoolKey, *, seconds: float, error: str | None) -> None:
-        self.looks.append(error)
-
-    def forgotten(self, key: PoolKey) -> None: ...
-
-    @contextlib.asynccontextmanager
-    async def at_work(self) -> AsyncIterator[None]:
-        try:
-            async with asyncio.TaskGroup() as work:
-                tasks = [work.create_task(self._watches.run(self._queue, [self._namespace]))]
-                await self._watches.synced.wait()
-                tasks.append(work.create_task(self.reconciler.run()))
-                tasks.append(work.create_task(self._queue.run(self.reconciler.reconcile)))
-                yield
-                for task in tasks:
-                    task.cancel()
-        finally:
-            await self.reconciler.close()
-            await self.store.close()
-
-
-class Cluster:
-    """One namespace with, at most, one pool `chat`; and operators that look at it."""
-
-    def __init__(self, kube: Kube, kube_config: Path, namespace: str) -> None:
-        self.kube = kube
-        self.namespace = namespace
-        self.key = PoolKey(namespace, "chat")
-        self._kube_config = kube_config
-
-    def operator(self, url: str, *, namespace: str | None = None, **changes: Any) -> OperatorParts:
-        return OperatorParts(self.kube, self._kube_config, url, self.key, namespace or self.namespace, **changes)
-
-    async def put_pool(self) -> None:
-        """One that only a policy makes ours."""
-        await self.kube.apply(
-            {
-                "apiVersion": POOLS.api_version,
-                "kind": POOLS.kind,
-                "metadata": {"name": "chat", "namespace": self.namespace},
-                "spec": {
-                    "selector": {"matchLabels": {"app": "vllm"}},
-                    "targetPorts": [{"number": 8000}],
-                    "endpointPickerRef": {"name": "somebody-elses-picker", "port": {"number": 9002}},
-                },
-            },
-            manager="test",
-        )
-
-    async def put_policy(self, **spec: Any) -> None:
-        await self.kube.apply(
-            {
-                "apiVersion": POLICIES.api_version,
-                "kind": POLICIES.kind,
-                "metadata": {"name": "chat", "namespace": self.namespace},
-                "spec": {"targetRef": {"name": "chat"}, **spec},
-            },
-            manager="test",
-        )
-
-    async def delete_policy(self) -> None:
-        await self.kube.delete(POLICIES, self.namespace, "chat")
-
-    async def pickers(self) -> Object | None:
-        """Their Deployment."""
-        return await self.kube.get(DEPLOYMENTS, self.namespace, "trimtab-chat")
-
-    async def secret(self) -> Object:
-        body = await self.kube.get(SECRETS, self.namespace, SECRET)
-        assert body is not None
-        return body
-
-    def has_secret(self, data: Object) -> Callable[[], Awaitable[bool]]:
-        async def has_it() -> bool:
-            body = await self.kube.get(SECRETS, self.namespace, SECRET)
-            return body is not None and body["data"] == data
-
-        return has_it
-
-    async def parents(self) -> list[Object]:
-        """Entries of the pool's `status.parents`."""
-        body = await self.kube.get(POOLS, self.namespace, "chat") or {}
-        found: list[Object] = body.get("status", {}).get("parents", [])
-        return found
-
-    async def store_condition(self) -> tuple[str, str]:
-        body = await self.kube.get(POLICIES, self.namespace, "chat") or {}
-        found = [c for c in body.get("status", {}).get("conditions", []) if c["type"] == "StoreReachable"]
-        return (found[0]["status"], found[0]["reason"]) if found else ("", "")
+OTHERS = "somebody-elses-picker"
+"""So that only a policy makes the pool ours."""
 
 
 @pytest.fixture
-def cluster(kube: Kube, kube_config: Path, namespace: str) -> Cluster:
-    return Cluster(kube, kube_config, namespace)
+def cluster(kube: Kube, kube_config: Path, namespace: str) -> DeclaredPool:
+    return DeclaredPool(kube, kube_config, namespace)
 
 
 @pytest.fixture
@@ -183,9 +38,9 @@ def server(tmp_path: Path) -> Iterator[ValkeyProcess]:
 
 
 async def test_an_operator_that_starts_while_the_store_is_away_keeps_the_children_up_and_says_so(
-    cluster: Cluster, server: ValkeyProcess
+    cluster: DeclaredPool, server: ValkeyProcess
 ) -> None:
-    await cluster.put_pool()
+    await cluster.put_pool(picker=OTHERS)
     await cluster.put_policy()
     before = cluster.operator(server.url)
     async with before.at_work():
@@ -206,9 +61,9 @@ async def test_an_operator_that_starts_while_the_store_is_away_keeps_the_childre
 
 
 async def test_the_store_secret_is_made_again_without_the_store_and_no_changed_one_is_believed(
-    cluster: Cluster, server: ValkeyProcess
+    cluster: DeclaredPool, server: ValkeyProcess
 ) -> None:
-    await cluster.put_pool()
+    await cluster.put_pool(picker=OTHERS)
     await cluster.put_policy()
     parts = cluster.operator(server.url)
     async with parts.at_work():
@@ -231,11 +86,11 @@ async def test_the_store_secret_is_made_again_without_the_store_and_no_changed_o
     assert after["metadata"]["generation"] == before["metadata"]["generation"]
 
 
-async def test_a_login_that_all_share_stays_so_while_the_store_is_away(cluster: Cluster, tmp_path: Path) -> None:
+async def test_a_login_that_all_share_stays_so_while_the_store_is_away(cluster: DeclaredPool, tmp_path: Path) -> None:
     server = ValkeyProcess(tmp_path, arguments=["--rename-command", "ACL", ""])
     server.start()
     try:
-        await cluster.put_pool()
+        await cluster.put_pool(picker=OTHERS)
         await cluster.put_policy()
         before = cluster.operator(server.url)
         async with before.at_work():
@@ -256,9 +111,9 @@ async def test_a_login_that_all_share_stays_so_while_the_store_is_away(cluster: 
 
 
 async def test_a_pool_goes_on_as_it_was_placed_where_the_store_comes_later_than_the_operator(
-    cluster: Cluster, server: ValkeyProcess
+    cluster: DeclaredPool, server: ValkeyProcess
 ) -> None:
-    await cluster.put_pool()
+    await cluster.put_pool(picker=OTHERS)
     await cluster.put_policy(mode="RoundRobin")
     first = cluster.operator(server.url)
     async with first.at_work():
@@ -284,7 +139,7 @@ async def test_a_pool_goes_on_as_it_was_placed_where_the_store_comes_later_than_
         assert decision.since_s == pytest.approx(written.policy.since_s)
 
 
-async def test_a_copy_of_the_cluster_does_not_sweep_the_pools_of_the_first(cluster: Cluster) -> None:
+async def test_a_copy_of_the_cluster_does_not_sweep_the_pools_of_the_first(cluster: DeclaredPool) -> None:
     with running() as server:
         store = connect(server.url)
         live, gone = (PoolKey(cluster.namespace, name) for name in ("live", "gone"))
@@ -304,13 +159,13 @@ async def test_a_copy_of_the_cluster_does_not_sweep_the_pools_of_the_first(clust
         await store.close()
 
 
-async def test_pools_outside_the_namespaces_that_are_looked_at_are_left_alone(cluster: Cluster) -> None:
+async def test_pools_outside_the_namespaces_that_are_looked_at_are_left_alone(cluster: DeclaredPool) -> None:
     with running() as server:
-        await cluster.put_pool()
+        await cluster.put_pool(picker=OTHERS)
         await cluster.put_policy()
         async with cluster.operator(server.url).at_work():
             await eventually(cluster.pickers)
-        narrowed = cluster.operator(server.url, namespace="default")
+        narrowed = cluster.operator(server.url, watched="default")
         register = PoolRegister(narrowed.store, install())
         await register.add(PoolKey("default", "gone"))
         async with narrowed.at_work():
@@ -323,9 +178,9 @@ async def test_pools_outside_the_namespaces_that_are_looked_at_are_left_alone(cl
         assert await cluster.pickers() is not None
 
 
-async def test_a_policy_that_is_deleted_and_made_again_takes_nothing_down(cluster: Cluster) -> None:
+async def test_a_policy_that_is_deleted_and_made_again_takes_nothing_down(cluster: DeclaredPool) -> None:
     with running() as server:
-        await cluster.put_pool()
+        await cluster.put_pool(picker=OTHERS)
         await cluster.put_policy()
         parts = cluster.operator(server.url)
         async with parts.at_work():
@@ -350,7 +205,7 @@ async def test_a_policy_that_is_deleted_and_made_again_takes_nothing_down(cluste
 
 
 async def test_a_pool_that_stays_without_its_policy_is_let_go_after_a_while_and_a_deleted_one_at_once(
-    cluster: Cluster,
+    cluster: DeclaredPool,
 ) -> None:
     with running() as server:
 
@@ -358,7 +213,7 @@ async def test_a_pool_that_stays_without_its_policy_is_let_go_after_a_while_and_
             users = server.command("ACL", "USERS")
             return await cluster.pickers() is None and user_name(cluster.key).encode() not in users
 
-        await cluster.put_pool()
+        await cluster.put_pool(picker=OTHERS)
         await cluster.put_policy()
         async with cluster.operator(server.url, let_go_s=1.0).at_work():
             await eventually(cluster.pickers)
@@ -368,15 +223,15 @@ async def test_a_pool_that_stays_without_its_policy_is_let_go_after_a_while_and_
         async with cluster.operator(server.url, let_go_s=3600.0).at_work():
             await eventually(cluster.pickers)
             await cluster.delete_policy()
-            await cluster.kube.delete(POOLS, cluster.namespace, "chat")
+            await cluster.delete_pool()
             await eventually(is_down)
 
 
 @pytest.mark.parametrize("keeps_its_data", [True, False])
 async def test_a_pool_that_is_let_go_while_the_store_is_away_is_swept_once_it_is_back(
-    cluster: Cluster, server: ValkeyProcess, keeps_its_data: bool
+    cluster: DeclaredPool, server: ValkeyProcess, keeps_its_data: bool
 ) -> None:
-    await cluster.put_pool()
+    await cluster.put_pool(picker=OTHERS)
     await cluster.put_policy()
     parts = cluster.operator(server.url, let_go_s=0.5)
     async with parts.at_work():
@@ -406,8 +261,8 @@ async def test_a_pool_that_is_let_go_while_the_store_is_away_is_swept_once_it_is
         await eventually(is_swept)
 
 
-async def test_pools_of_others_are_no_trouble_while_the_store_is_away(cluster: Cluster) -> None:
-    await cluster.put_pool()
+async def test_pools_of_others_are_no_trouble_while_the_store_is_away(cluster: DeclaredPool) -> None:
+    await cluster.put_pool(picker=OTHERS)
     parts = cluster.operator("redis://127.0.0.1:1")
     async with parts.at_work():
 
@@ -418,10 +273,10 @@ async def test_pools_of_others_are_no_trouble_while_the_store_is_away(cluster: C
 
 
 async def test_a_run_that_fails_is_begun_anew_and_hinders_no_ending(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    cluster: DeclaredPool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with running() as server:
-        await cluster.put_pool()
+        await cluster.put_pool(picker=OTHERS)
         await cluster.put_policy()
         parts = cluster.operator(server.url)
         async with parts.at_work():

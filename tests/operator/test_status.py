@@ -7,21 +7,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from valkey_server import ValkeyProcess, running
 
 from trimtab_operator.api.policy import Fallback, PolicyError, PolicySpec, Sidecar, TargetRef
 from trimtab_operator.api.pool import Pool, PoolKey
+from trimtab_operator.api.request_terms import WhenFull
 from trimtab_operator.fallback import FallbackState
-from trimtab_operator.fleet_report import OTHER_REASONS, FleetReport, aggregate, read_fleet
+from trimtab_operator.fleet_report import OTHER_REASONS, OTHER_SECRET, FleetReport, aggregate, read_fleet
 from trimtab_operator.kube import POLICIES, Kube, KubeError, Object
 from trimtab_operator.membership.endpoints import Members
+from trimtab_operator.objectives import PoolObjectives
 from trimtab_operator.pool_conditions import pool_conditions
 from trimtab_operator.pool_facts import PoolFacts
 from trimtab_operator.pool_status import CONTROLLER
 from trimtab_operator.status import OUR_TYPES, announcements, is_changed, policy_status, write_status
 from trimtab_state import EndpointSpec, Heartbeat, PoolKeys, ServedModel, StateSettings, connect
 from trimtab_state.documents import encode
+from trimtab_state.request_class import Objective
 
 NOW_S = 1_800_000_000.0
 NOW = "2027-01-15T08:00:00Z"
@@ -60,7 +64,8 @@ def pool(picker: str | None = "trimtab-chat") -> Pool:
     )
 
 
-ONLY_WHERE_BAD = {"CrdsCurrent", "StoreKeepsKeys"}
+CALM = FallbackState().decide(NOW_S, Fallback(), "Auto")
+ONLY_WHERE_BAD = {"CrdsCurrent", "ObjectivesRead", "StoreKeepsKeys", "WaitInForce"}
 WELL = PoolFacts(
     pool=pool(),
     spec=PolicySpec(target_ref=TargetRef(name="chat"), sidecar=Sidecar(inject=True)),
@@ -70,7 +75,8 @@ WELL = PoolFacts(
     picker=deployment(2),
     envoy=deployment(2),
     fleet=FleetReport(exact=8, pickers=2),
-    decision=FallbackState().decide(NOW_S, Fallback(), "Auto"),
+    decision=CALM,
+    told=CALM.document(batch_limit=None),
 )
 
 
@@ -132,6 +138,9 @@ def test_a_policy_without_a_pool_and_one_that_comes_second_say_which() -> None:
 
 
 PLAIN = PolicySpec(target_ref=TargetRef(name="chat"))
+WAITING = PolicySpec(
+    target_ref=TargetRef(name="chat"), batch_limit=4, when_full=WhenFull(action="Wait"), sidecar=Sidecar(inject=True)
+)
 CASES: dict[str, tuple[PoolFacts, str, tuple[str, str], str]] = {
     "no pod": (
         replace(WELL, members=Members()),
@@ -192,7 +201,44 @@ CASES: dict[str, tuple[PoolFacts, str, tuple[str, str], str]] = {
         replace(WELL, fleet=FleetReport(silent=("a", "b"))),
         "PrefixAware",
         ("False", "NoSidecars"),
-        "See SidecarsInjected",
+        "No sidecar is heard from any of 2 endpoints at port 8000: routed by load, and by a guess of what is cached."
+        " See SidecarsInjected",
+    ),
+    "sidecars at another port": (
+        replace(WELL, fleet=FleetReport(silent=("10.0.0.1:8000", "10.0.0.2:8000"), elsewhere={9000: 2})),
+        "PrefixAware",
+        ("False", "OtherPorts"),
+        "Engines are looked for at port 8000, but sidecars of the same pods are heard: 2 at port 9000. Set the pool's"
+        " spec.targetPorts to what the engines listen at",
+    ),
+    "engines at another port": (
+        replace(
+            WELL,
+            members=Members(endpoints=endpoints(2), pods_matching=2, other_ports=(9000, 9001)),
+            fleet=FleetReport(unreachable=2),
+        ),
+        "PrefixAware",
+        ("False", "OtherPorts"),
+        "but the pods' containers declare ports 9000, 9001. Set",
+    ),
+    "no sidecar, and other ports": (
+        replace(WELL, members=Members(other_ports=(9000,)), fleet=FleetReport(silent=("a", "b"))),
+        "PrefixAware",
+        ("False", "NoSidecars"),
+        "see the sidecars' logs. Engines are looked for at port 8000, but the pods' containers declare port 9000.",
+    ),
+    "some at another port": (
+        replace(WELL, fleet=FleetReport(exact=6, silent=("10.0.0.1:8000",), elsewhere={9000: 1})),
+        "PrefixAware",
+        ("True", "PartlyApproximate"),
+        "Engines are looked for at port 8000, but sidecars of the same pods are heard: 1 at port 9000.",
+    ),
+    "another secret": (
+        replace(WELL, fleet=FleetReport(exact=6, approximate={OTHER_SECRET: 2})),
+        "PrefixAware",
+        ("False", "OtherSecret"),
+        "2 of 8 endpoints approximate: 2 x another secret's hashes. Sidecars with another secret than the pool's tell"
+        " nothing that pickers find: restart their pods (kubectl -n default rollout restart",
     ),
     "asleep": (
         replace(WELL, fleet=FleetReport(asleep=8)),
@@ -205,6 +251,12 @@ CASES: dict[str, tuple[PoolFacts, str, tuple[str, str], str]] = {
         "SidecarsInjected",
         ("False", "NamespaceNotLabelled"),
         "kubectl label namespace default trimtab.dev/inject=enabled",
+    ),
+    "several pools": (
+        replace(WELL, rivals={"code": 2}),
+        "SidecarsInjected",
+        ("False", "SeveralPools"),
+        "and both ask for injection: 2 pods with pool code. A pod reports to one pool",
     ),
     "not injected": (
         replace(WELL, members=Members(endpoints=endpoints(1), pods_matching=3, pods_injected=1, pods_not_injected=2)),
@@ -312,10 +364,14 @@ CASES: dict[str, tuple[PoolFacts, str, tuple[str, str], str]] = {
     ),
     "envoy that comes": (replace(WELL, envoy=deployment(0)), "Ready", ("False", "EnvoyStarting"), "no Envoy in front"),
     "store away": (
-        replace(WELL, fleet=FleetReport(store_error="ConnectionError: refused")),
+        replace(
+            WELL,
+            fleet=FleetReport(store_error="ConnectionError: refused"),
+            store_address="standalone at store.trimtab-system:6379",
+        ),
         "StoreReachable",
         ("False", "StoreUnavailable"),
-        "ConnectionError: refused.",
+        "The store (standalone at store.trimtab-system:6379) does not answer as it should: ConnectionError: refused.",
     ),
     "wrong password": (
         replace(WELL, fleet=FleetReport(store_error="AuthenticationError: invalid username-password pair.")),
@@ -365,6 +421,37 @@ CASES: dict[str, tuple[PoolFacts, str, tuple[str, str], str]] = {
         ("False", "NoGateway"),
         "set spec.standalone.enabled",
     ),
+    "a wait that Envoys do not bear yet": (
+        replace(WELL, spec=WAITING, told_wait_s=2.0, envoy=deployment(2, updatedReplicas=1)),
+        "WaitInForce",
+        ("False", "EnvoysBeingReplaced"),
+        "wait for 2 s, and not yet for the 5 s of spec.whenFull.waitSeconds: the pool's Envoys give up before. Replaced"
+        " are 1 of 2",
+    ),
+    "objectives": (
+        replace(WELL, spec=WAITING, told_wait_s=5.0, objectives=PoolObjectives(used=(Objective(name="gold"),))),
+        "ObjectivesRead",
+        ("True", "ObjectivesRead"),
+        "1 InferenceObjective of the pool in use.",
+    ),
+    "objectives where nothing waits": (
+        replace(WELL, objectives=PoolObjectives(used=(Objective(name="gold"),))),
+        "ObjectivesRead",
+        ("True", "NothingWaits"),
+        "set spec.batchLimit and spec.whenFull.action: Wait",
+    ),
+    "too many objectives": (
+        replace(WELL, spec=WAITING, objectives=PoolObjectives(used=(Objective(name="gold"),), left_out=2)),
+        "ObjectivesRead",
+        ("False", "TooManyObjectives"),
+        "2 younger ones count as priority 0",
+    ),
+    "objectives that may not be read": (
+        replace(WELL, objectives_refusal="403 Forbidden: no"),
+        "ObjectivesRead",
+        ("False", "NotReadable"),
+        "403 Forbidden: no. InferenceObjectives keep the priorities",
+    ),
     "old CRD": (replace(WELL, crd_problem="apply crds/"), "CrdsCurrent", ("False", "OutOfDate"), "apply crds/"),
 }
 
@@ -389,13 +476,40 @@ def test_the_fallback_says_since_when_why_and_how_to_end_it() -> None:
     state = FallbackState()
     state.decide(NOW_S - 60.0, rules, "Auto")
     state.alarm("0" * 16, NOW_S - 1.0)
-    facts = replace(WELL, decision=state.decide(NOW_S, rules, "Auto"))
+    decision = state.decide(NOW_S, rules, "Auto")
+    facts = replace(WELL, decision=decision, told=decision.document(batch_limit=None))
     status, reason, message = conditions(facts)["Fallback"]
     assert (status, reason) == ("True", "HotspotAlarms")
     assert "1 hotspot alarm of one prefix class within 120 s" in message
     assert "spec.mode: Product ends it at once" in message
     body = policy_status(policy(), facts=facts, now_s=NOW_S)
     assert (body["activePolicy"], body["activeSince"]) == ("RoundRobin", NOW)
+
+
+def test_what_the_pickers_were_not_told_is_not_said_to_be_in_force() -> None:
+    asked = FallbackState(CALM.document(batch_limit=None)).decide(NOW_S + 60.0, Fallback(), "RoundRobin")
+    facts = replace(WELL, decision=asked)
+    status, reason, message = conditions(facts)["Fallback"]
+    assert (status, reason) == ("Unknown", "NotTold")
+    assert "To be placed: round robin (spec.mode is RoundRobin)." in message
+    assert "what they were told last: by the product." in message
+    body = policy_status(policy(), facts=facts, now_s=NOW_S + 60.0)
+    assert (body["activePolicy"], body["activeSince"]) == ("Product", NOW)
+    first = replace(facts, told=None)
+    assert "told last: nothing yet" in conditions(first)["Fallback"][2]
+    assert "activePolicy" not in policy_status(policy(), facts=first, now_s=NOW_S)
+
+
+def test_the_version_is_what_runs_and_both_where_another_one_is_wanted() -> None:
+    def shown(*running: str) -> str:
+        facts = replace(WELL, picker=deployment(2, image="trimtab:v2"), picker_versions=running)
+        version: str = policy_status(policy(), facts=facts, now_s=NOW_S)["pickers"]["version"]
+        return version
+
+    assert shown("v2") == "v2"
+    assert shown("v1") == "v1 -> v2"
+    assert shown("v1", "v2") == "v1, v2 -> v2"
+    assert shown() == "v2"
 
 
 @pytest.mark.parametrize(
@@ -406,7 +520,8 @@ def test_the_fallback_says_since_when_why_and_how_to_end_it() -> None:
     ],
 )
 def test_an_override_is_no_fallback(spec: PolicySpec, reason: str, active: str) -> None:
-    facts = replace(WELL, spec=spec, decision=FallbackState().decide(NOW_S, spec.fallback, spec.mode))
+    decision = FallbackState().decide(NOW_S, spec.fallback, spec.mode)
+    facts = replace(WELL, spec=spec, decision=decision, told=decision.document(batch_limit=None))
     assert conditions(facts)["Fallback"][:2] == ("False", reason)
     assert policy_status(policy(), facts=facts, now_s=NOW_S)["activePolicy"] == active
 
@@ -442,7 +557,8 @@ def test_events_are_made_of_turns_and_not_of_what_is_well_from_the_start() -> No
 
 def test_every_reason_is_explained_to_people() -> None:
     page = (Path(__file__).parents[2] / "docs" / "status.md").read_text()
-    source = (Path(pool_conditions.__code__.co_filename)).read_text()
+    folder = Path(pool_conditions.__code__.co_filename).parent
+    source = "".join(path.read_text() for path in sorted(folder.glob("*_conditions.py")))
     reasons = set(re.findall(r'"(?:True|False|Unknown)",\s*"([A-Z][A-Za-z]+)"', source))
     assert len(reasons) > 25
     assert [reason for reason in sorted(reasons | OUR_TYPES) if f"`{reason}`" not in page] == []
@@ -572,6 +688,19 @@ def test_each_member_is_counted_once_and_strangers_are_not() -> None:
     assert (report.beating, report.serving, report.guessed) == (7, 4, 3)
 
 
+def test_sidecars_of_another_secret_or_at_another_port_are_found_out() -> None:
+    digests = {"a": "1", "b": "2", "c": ""}
+    beats = [msgspec.structs.replace(beat(name), seed_digest=digest) for name, digest in digests.items()]
+    report = aggregate([*"abc"], beats, seed_digest="1")
+    assert (report.exact, report.approximate) == (2, {OTHER_SECRET: 1})
+    assert aggregate([*"abc"], beats).exact == 3
+    members = ["10.0.0.1:9000", "10.0.0.2:9000", "[fd00::1]:9000", "10.0.0.4:9000"]
+    heard = [beat("10.0.0.4:9000")]
+    strangers = ["10.0.0.1:8000/0", "10.0.0.1:8000/1", "[fd00::1]:8001", "10.0.0.4:8000", "10.0.0.9:8000", "socket"]
+    report = aggregate(members, heard, strangers=strangers)
+    assert report.elsewhere == {8000: 2, 8001: 1}
+
+
 def test_reasons_are_bounded() -> None:
     beats = [beat(str(i), approximate=f"{i % 50:02}" * 500) for i in range(100)]
     report = aggregate([str(i) for i in range(100)], beats)
@@ -599,6 +728,12 @@ async def test_the_fleet_is_read_from_the_store_and_a_store_that_is_away_is_an_a
     await store.execute("SET", keys.replica(1), b"lease")
     report = await read_fleet(store, keys, names)
     assert report == FleetReport(exact=597, loading=1, silent=(names[5], names[-1]), pickers=1)
+    elsewhere = [names[5].replace(":8000", ":9000"), names[6].replace(":8000", ":9000"), "10.9.9.9:9000"]
+    gone = names[-1].replace(":8000", ":9000")
+    await store.execute("SADD", keys.endpoints, *names, *elsewhere, gone)
+    for name in elsewhere:
+        await store.execute("SET", keys.heartbeat(name), encode(beat(name)))
+    assert (await read_fleet(store, keys, names)).elsewhere == {9000: 1}
     assert await read_fleet(store, PoolKeys("default", "empty"), []) == FleetReport()
     await store.execute("DEL", keys.replicas)
     await store.execute("SET", keys.replicas, "another type")

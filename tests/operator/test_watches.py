@@ -13,6 +13,7 @@ import pytest
 import yaml
 from api_calls import ApiCalls
 from control_plane import control_plane, die_with_parent
+from declared import declared_policy, declared_pool
 from fault_proxy import FaultProxy, fault_proxy
 from waiting_on import eventually
 
@@ -59,30 +60,10 @@ class Rig:
         return all(self.proxy.open_watches(entry.resource.plural) for entry in WATCHED)
 
     async def pool(self, name: str) -> Object:
-        return await self.kube.create(
-            POOLS,
-            {
-                "apiVersion": POOLS.api_version,
-                "kind": POOLS.kind,
-                "metadata": {"name": name, "namespace": self.namespace},
-                "spec": {
-                    "selector": {"matchLabels": {"app": name}},
-                    "targetPorts": [{"number": 8000}],
-                    "endpointPickerRef": {"name": f"trimtab-{name}", "port": {"number": 9002}},
-                },
-            },
-        )
+        return await self.kube.create(POOLS, declared_pool(self.namespace, name))
 
     async def policy(self, name: str, pool: str) -> Object:
-        return await self.kube.create(
-            POLICIES,
-            {
-                "apiVersion": POLICIES.api_version,
-                "kind": POLICIES.kind,
-                "metadata": {"name": name, "namespace": self.namespace},
-                "spec": {"targetRef": {"name": pool}},
-            },
-        )
+        return await self.kube.create(POLICIES, declared_policy(self.namespace, name, pool=pool))
 
     async def child(self, name: str, pool: str, resource: Resource = CONFIG_MAPS) -> Object:
         labels = {MANAGED_BY: "trimtab", POOL_LABEL: pool}
@@ -321,12 +302,7 @@ async def test_an_api_server_that_is_killed_and_started_again_is_taken_up_again(
         watches, keys = Watches(kube, rng=random.Random(1), kubeconfig=str(kube_config), catch_up_s=10_000.0), Keys()
 
         async def pool(name: str) -> None:
-            spec = {"selector": {"matchLabels": {"app": name}}, "targetPorts": [{"number": 8000}]}
-            spec["endpointPickerRef"] = {"name": f"trimtab-{name}", "port": {"number": 9002}}
-            about = {"name": name, "namespace": "default"}
-            await kube.create(
-                POOLS, {"apiVersion": POOLS.api_version, "kind": POOLS.kind, "metadata": about, "spec": spec}
-            )
+            await kube.create(POOLS, declared_pool("default", name))
 
         async def is_written(name: str) -> bool:
             try:
@@ -356,5 +332,5 @@ async def test_an_api_server_that_is_killed_and_started_again_is_taken_up_again(
             with contextlib.suppress(asyncio.CancelledError):
                 await task
             await kube.close()
-            again.terminate()
+            again.kill()
             again.wait()

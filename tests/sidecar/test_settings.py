@@ -10,6 +10,7 @@ import pytest
 
 from trimtab_core.chunks import pool_seed
 from trimtab_sidecar.json_log import VALUE_CHARS_MAX, log_json
+from trimtab_sidecar.pool_access import PoolAccess
 from trimtab_sidecar.settings import (
     HOLD_S_MAX,
     SettingsError,
@@ -28,8 +29,8 @@ ENV = {"TRIMTAB_STORE": "redis://store", "TRIMTAB_SECRET": "secret"}
 def test_the_least_that_is_needed_gives_the_defaults() -> None:
     settings = parse_settings(NEEDED, ENV)
     assert settings.engine_urls == ("http://127.0.0.1:8000",)
-    assert (settings.engine, settings.store_url, settings.kv_events) == ("vllm", "redis://store", None)
-    assert settings.seed == pool_seed(b"secret", "n", "p")
+    assert (settings.engine, settings.kv_events) == ("vllm", None)
+    assert settings.access == PoolAccess(store_url="redis://store", seed=pool_seed(b"secret", "n", "p"))
     assert settings.scrape_s == 1.0
 
 
@@ -59,7 +60,8 @@ def test_references_in_the_engines_args_are_to_this_process_own_variables() -> N
 def test_a_secret_from_a_file_comes_first_and_loses_its_line_end(tmp_path: Path) -> None:
     (tmp_path / "secret").write_bytes(b"another\n")
     settings = parse_settings([*NEEDED, "--secret-file", str(tmp_path / "secret")], ENV)
-    assert settings.seed == pool_seed(b"another", "n", "p")
+    assert settings.access is not None
+    assert settings.access.seed == pool_seed(b"another", "n", "p")
 
 
 def test_several_engines_and_their_args_are_taken() -> None:

@@ -72,9 +72,13 @@ class PickerCounts(ApiStruct, frozen=True, kw_only=True):
     ready: Annotated[Count, Meta(description="Pickers that answer.")] = 0
     total: Annotated[Count, Meta(description="Pickers that there are to be.")] = 0
     shown: Annotated[str, Meta(max_length=32, description="Both in one, for lists: `1/2`.")] = ""
-    version: Annotated[str, Meta(max_length=512, description="Version that they run: their image's tag or digest.")] = (
-        ""
-    )
+    version: Annotated[
+        str,
+        Meta(
+            max_length=512,
+            description="What those that are ready run, by their image's tag or digest; `A -> B` where B is wanted.",
+        ),
+    ] = ""
 
 
 class ModelCards(ApiStruct, frozen=True, kw_only=True):
@@ -105,7 +109,7 @@ class PolicyStatus(ApiStruct, frozen=True, kw_only=True):
     ] = UNSET
     active_policy: Annotated[
         ActivePolicy | UnsetType,
-        Meta(description="How endpoints are chosen now; the mode, or what the fallback made of it."),
+        Meta(description="How endpoints are chosen, as the pickers were told last: the mode, or the fallback."),
     ] = UNSET
     active_since: Annotated[Time | UnsetType, Meta(description="Since when they are chosen so.")] = UNSET
     endpoints: Annotated[EndpointCounts | UnsetType, Meta(description=EndpointCounts.__doc__)] = UNSET

@@ -59,7 +59,8 @@ class WhenFull(ApiStruct, frozen=True, kw_only=True):
             ge=1,
             le=120,
             description="How long a request may wait. A gateway's ext_proc message timeout must be longer: our own"
-            " Envoy's is made so, for others GatewayAttached says what to set.",
+            " Envoys' is made so, and a longer wait holds when all of them are replaced; for others GatewayAttached"
+            " says what to set.",
         ),
     ] = 5
     requests_max: Annotated[
@@ -150,14 +151,12 @@ class RequestClass(ApiStruct, frozen=True, kw_only=True):
         ),
     ] = 100
     priority: Annotated[
-        int,
+        Annotated[int, Meta(ge=-PRIORITY_MAX, le=PRIORITY_MAX)] | None,
         Meta(
-            ge=-PRIORITY_MAX,
-            le=PRIORITY_MAX,
-            description="Which of the requests that wait for a place at a full pool goes first: the highest, as an"
-            " InferenceObjective has it. Below 0 they do not wait but are refused.",
+            description="Which of the requests that wait for a place at a full pool goes first: the highest. Below 0"
+            " they do not wait but are refused. Null: as the request's InferenceObjective says, and 0 without one.",
         ),
-    ] = 0
+    ] = None
     objectives: Annotated[
         list[
             Annotated[
@@ -167,8 +166,8 @@ class RequestClass(ApiStruct, frozen=True, kw_only=True):
         ],
         Meta(
             max_length=NAMES_MAX,
-            description="InferenceObjectives of the class. The objects themselves are not read: their priority is said"
-            " here.",
+            description="InferenceObjectives of the class, whether the cluster has such objects or not. What the class"
+            " says of priority goes before what they say.",
             extra_json_schema=ATOMIC_LIST,
         ),
     ] = []

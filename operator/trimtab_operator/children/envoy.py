@@ -60,9 +60,14 @@ def envoy_objects(pool: Pool, spec: PolicySpec, install: Install) -> list[Object
             "data": {CONFIG_FILE: config},
         },
         _service(pool, spec),
-        _deployment(pool, spec, install, config_hash=keyed_hash(config, install.secret)),
+        _deployment(pool, spec, install, config_hash=envoy_config_hash(pool, spec, install)),
         disruption_budget(pool, name=name, component="envoy"),
     ]
+
+
+def envoy_config_hash(pool: Pool, spec: PolicySpec, install: Install) -> str:
+    """On every Envoy's pod: which configuration it runs with."""
+    return keyed_hash(envoy_bootstrap(pool, spec, install), install.secret)
 
 
 def envoy_bootstrap(pool: Pool, spec: PolicySpec, install: Install) -> str:

@@ -24,7 +24,8 @@ APPLIED: Final = "trimtab.dev/applied"
 CONFIG: Final = "trimtab.dev/config"
 """Annotation of pods: keyed hash of what they read at their start, so that a change of it rolls them out."""
 INSTALL: Final = "trimtab.dev/install"
-"""Annotation: the namespace of the operator that made the object, for clusters with more than one."""
+"""Annotation: the namespace of the operator that made the object, for clusters with more than one. Pods of pickers and
+Envoys have it as a label, by which monitors choose them."""
 CHILD_SELECTOR: Final = f"{MANAGED_BY}={MANAGER},{POOL_LABEL}"
 """Label selector of all children of all pools."""
 

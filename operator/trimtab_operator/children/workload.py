@@ -9,7 +9,7 @@ from typing import Final
 
 from trimtab_operator.api.policy import Picker, ResourceRequirements, Standalone
 from trimtab_operator.api.pool import Pool
-from trimtab_operator.children.labels import Component, labels, metadata, selector
+from trimtab_operator.children.labels import INSTALL, Component, labels, metadata, selector
 from trimtab_operator.install import Install
 from trimtab_operator.kube import Object
 
@@ -60,7 +60,10 @@ def deployment(
             # A new one first, then an old one goes: there are never fewer than asked for.
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": "25%", "maxUnavailable": 0}},
             "template": {
-                "metadata": {"labels": labels(pool.key, component), "annotations": dict(annotations)},
+                "metadata": {
+                    "labels": {**labels(pool.key, component), INSTALL: install.namespace},
+                    "annotations": dict(annotations),
+                },
                 "spec": {
                     **_every_pod(install),
                     "terminationGracePeriodSeconds": grace_s,

@@ -17,6 +17,8 @@ _VLLM_EVENTS: Final = (
 )
 _SGLANG_EVENTS: Final = '{"publisher":"zmq","endpoint":"tcp://*:5557","replay_endpoint":"tcp://*:5558"}'
 EVENTS_CONFIG: Final[dict[EngineKind, str]] = {"vllm": _VLLM_EVENTS, "sglang": _SGLANG_EVENTS}
+EMULATOR: Final = "trimtab_lab.emulator"
+"""The demo's engine: it publishes its events unasked, and has flags of its own for them."""
 WARNING_CHARS_MAX: Final = 512
 """The API server passes on 4096 characters of all warnings of a request; beyond that it cuts each to 256."""
 
@@ -56,6 +58,8 @@ def advice(
 def _events(engine: EngineKind, words: EngineWords, container: str) -> list[str]:
     if words.has("config") or (not words.flat and words.words):
         return []  # a file, or a script that cannot be taken apart, may say all of it
+    if EMULATOR in words.flat:
+        return []
     if words.has("no-enable-prefix-caching", "disable-radix-cache"):
         flag = "--no-enable-prefix-caching" if words.has("no-enable-prefix-caching") else "--disable-radix-cache"
         return [f"container {container} keeps no prefixes: without {flag} requests would go to where their prefix is"]

@@ -17,6 +17,7 @@ from trimtab_operator.injection.engine_container import EngineContainer, find_en
 from trimtab_operator.injection.engine_words import read_words
 from trimtab_operator.injection.environment import Environment
 from trimtab_operator.injection.marks import (
+    ACCESS_VOLUME,
     CONTAINER,
     DIGEST_NOTE,
     ENGINE,
@@ -68,8 +69,9 @@ def inject(
         return Skip("own_sidecar", f"the pod brings a container {CONTAINER} of its own")
     if has_sidecar and notes.get(INSTALL, install.namespace) != install.namespace:
         return Skip("other_installation", f"the sidecar is of the installation in namespace {notes[INSTALL]}")
-    if (taken := _taken_volume(pod_spec)) is not None:
-        return Skip("no_room", f"the pod has a volume {taken} of its own, which is no emptyDir; name it otherwise")
+    store_access: Object = {"name": ACCESS_VOLUME, "secret": {"secretName": secret_name, "optional": True}}
+    if (taken := _taken_volume(pod_spec, store_access, is_ours=DIGEST_NOTE in notes)) is not None:
+        return Skip("no_room", f"the pod has a volume {taken} of its own, which is not what ours is; name it otherwise")
     is_native = spec.sidecar.kind == "Native" and has_native
     others = {kind: [c for c in pod_spec.get(kind) or () if c.get("name") != CONTAINER] for kind in LISTS}
     engine = find_engine(others["containers"], pool.target_ports, spec.sidecar)
@@ -90,15 +92,19 @@ def inject(
         pool=pool,
         spec=spec,
         install=install,
-        secret_name=secret_name,
         others=[*others["initContainers"], *others["containers"]],
         is_native=is_native,
     )
     patch = _Patch()
-    volumes = [STATE_VOLUME, *([HOME_VOLUME] if needs_home(access) else [])]
+    folders = [STATE_VOLUME, *([HOME_VOLUME] if needs_home(access) else [])]
     _put_container(patch, pod, wanted, found, home="initContainers" if is_native else "containers")
     # No bound of its size: a volume that outgrows one has its whole pod evicted, the engine too.
-    patch.append_missing(("spec", "volumes"), pod_spec.get("volumes"), [{"name": v, "emptyDir": {}} for v in volumes])
+    volumes = [*({"name": folder, "emptyDir": {}} for folder in folders), store_access]
+    patch.append_missing(("spec", "volumes"), pod_spec.get("volumes"), volumes)
+    for at, volume in enumerate(pod_spec.get("volumes") or ()):
+        if volume.get("name") == ACCESS_VOLUME and not _is_same_secret(volume, store_access):
+            # Copied from a pod of another pool.
+            patch.operations.append({"op": "replace", "path": _path("spec", "volumes", at), "value": store_access})
     pull_secrets = [{"name": name} for name in install.image_pull_secrets]
     patch.append_missing(("spec", "imagePullSecrets"), pod_spec.get("imagePullSecrets"), pull_secrets)
     patch.entries(("metadata", "labels"), pod["metadata"].get("labels"), {INJECTED: "true"})
@@ -107,7 +113,7 @@ def inject(
         IMAGE_NOTE: wanted["image"],
         DIGEST_NOTE: _digest(wanted),
         INSTALL: install.namespace,
-        EVICTABLE_VOLUMES_NOTE: ",".join([*evictable, *(name for name in volumes if name not in evictable)]),
+        EVICTABLE_VOLUMES_NOTE: ",".join([*evictable, *(name for name in folders if name not in evictable)]),
     }
     if (size_bytes := notes_bytes({**notes, **marks})) > NOTES_BYTES_MAX:
         text = f"with ours the pod's annotations would have {size_bytes} bytes, of {NOTES_BYTES_MAX} that they may have"
@@ -139,7 +145,12 @@ def _put_container(
     is_unchanged = notes.get(DIGEST_NOTE) == _digest(wanted)
     mended = _mended(present, wanted, is_unchanged=is_unchanged, image_then=str(notes.get(IMAGE_NOTE)))
     # A volume that another webhook has taken away cannot stay mounted.
-    volumes = {STATE_VOLUME, HOME_VOLUME, *(volume.get("name") for volume in pod_spec.get("volumes") or ())}
+    volumes = {
+        STATE_VOLUME,
+        HOME_VOLUME,
+        ACCESS_VOLUME,
+        *(volume.get("name") for volume in pod_spec.get("volumes") or ()),
+    }
     mended["volumeMounts"] = [mount for mount in mended["volumeMounts"] if mount.get("name") in volumes]
     if mended != present:
         patch.operations.append({"op": "replace", "path": _path("spec", home, at), "value": mended})
@@ -176,11 +187,20 @@ def _merged(present: Sequence[Object], wanted: Sequence[Object], key: str, *, ou
     return [*kept, *(entry for name, entry in ours.items() if name not in there)]
 
 
-def _taken_volume(pod_spec: Mapping[str, Any]) -> str | None:
-    """A volume that has one of our names and is not what ours is."""
-    volumes = pod_spec.get("volumes") or ()
-    taken = [v["name"] for v in volumes if v.get("name") in (STATE_VOLUME, HOME_VOLUME) and "emptyDir" not in v]
-    return str(taken[0]) if taken else None
+def _taken_volume(pod_spec: Mapping[str, Any], store_access: Object, *, is_ours: bool) -> str | None:
+    """A volume that has one of our names and is not what ours is. `is_ours`: they were put in by a webhook of ours."""
+    for volume in pod_spec.get("volumes") or ():
+        name = volume.get("name")
+        if name in (STATE_VOLUME, HOME_VOLUME) and "emptyDir" not in volume:
+            return str(name)
+        if name == ACCESS_VOLUME and not is_ours and not _is_same_secret(volume, store_access):
+            return str(name)
+    return None
+
+
+def _is_same_secret(volume: Mapping[str, Any], wanted: Object) -> bool:
+    """Whatever the API server has put in besides."""
+    return bool(wanted["secret"].items() <= (volume.get("secret") or {}).items())
 
 
 def _digest(wanted: Object) -> str:

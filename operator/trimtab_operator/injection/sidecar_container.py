@@ -11,16 +11,18 @@ from typing import Any, Final
 
 from trimtab_operator.api.policy import PolicySpec
 from trimtab_operator.api.pool import Pool
-from trimtab_operator.children.store_secret import SECRET_KEY, URL_KEY
 from trimtab_operator.children.workload import CONTAINER_SECURITY
 from trimtab_operator.injection.engine_container import EngineContainer
 from trimtab_operator.injection.engine_words import EngineWords
 from trimtab_operator.injection.environment import Environment
 from trimtab_operator.injection.marks import (
+    ACCESS_PATH,
+    ACCESS_VOLUME,
     CONTAINER,
     HOME_VOLUME,
     METRICS_PORT,
     METRICS_PORT_NAME,
+    OTHER_ACCESS_PATH,
     OTHER_STATE_PATH,
     STATE_PATH,
     STATE_VOLUME,
@@ -53,19 +55,20 @@ def sidecar_container(
     pool: Pool,
     spec: PolicySpec,
     install: Install,
-    secret_name: str,
     others: Sequence[Object],
     is_native: bool,
 ) -> Object:
     """`others`: the pod's other containers and init containers."""
     on_node = bool(pod_spec.get("hostNetwork"))
     metrics_port = _metrics_port(pool, others, on_node=on_node)
-    state_path = _state_path(access)
+    state_path = _free_path(access, STATE_PATH, OTHER_STATE_PATH)
+    access_path = _free_path(access, ACCESS_PATH, OTHER_ACCESS_PATH)
     flags = [
         f"--pool-name={pool.key.name}",
         f"--pool-namespace={pool.key.namespace}",
         f"--engine={engine.engine}",
         *(f"--engine-url={_engine_url(words, port)}" for port in pool.target_ports),
+        f"--access-dir={access_path}",
         f"--checkpoint-dir={state_path}",
         f"--metrics-port={metrics_port}",
         "--bind=",  # all addresses of both families, as far as the node has them
@@ -76,8 +79,8 @@ def sidecar_container(
         "imagePullPolicy": install.image_pull_policy,
         "command": [PROGRAM],
         "args": flags,
-        "env": _env(engine, words, environment, access, secret_name),
-        "volumeMounts": _mounts(access, state_path),
+        "env": _env(engine, words, environment, access),
+        "volumeMounts": _mounts(access, state_path, access_path),
         # A sidecar that hangs is started again. It never holds its pod back: no startup, no readiness probe.
         "livenessProbe": {
             "httpGet": {"path": "/healthz", "port": metrics_port, "scheme": "HTTP"},
@@ -116,28 +119,29 @@ def _is_in_home(mount: Mapping[str, Any]) -> bool:
     return str(mount["mountPath"]).startswith(f"{ROOT_HOME}/")
 
 
-def _state_path(access: ModelAccess) -> str:
+def _free_path(access: ModelAccess, wanted: str, other: str) -> str:
     """Where none of the engine's volumes is: two cannot be in one place, and in one that is read-only no place can be
     made for another."""
-    names = (f"{OTHER_STATE_PATH}-{number}" for number in itertools.count(2))
+    names = (f"{other}-{number}" for number in itertools.count(2))
     taken = {in_full(str(mount["mountPath"])) for mount in access.mounts}
-    for path in itertools.chain((STATE_PATH, OTHER_STATE_PATH), names):
+    for path in itertools.chain((wanted, other), names):
         place = in_full(path)
         if taken.isdisjoint((place, *place.parents)):
             return path
     raise AssertionError("there are more paths than mounts")
 
 
-def _mounts(access: ModelAccess, state_path: str) -> list[Object]:
-    mounts: list[Object] = [{"name": STATE_VOLUME, "mountPath": state_path}]
+def _mounts(access: ModelAccess, state_path: str, access_path: str) -> list[Object]:
+    mounts: list[Object] = [
+        {"name": STATE_VOLUME, "mountPath": state_path},
+        {"name": ACCESS_VOLUME, "mountPath": access_path, "readOnly": True},
+    ]
     if needs_home(access):
         mounts.append({"name": HOME_VOLUME, "mountPath": ROOT_HOME})
     return [*mounts, *access.mounts]
 
 
-def _env(
-    engine: EngineContainer, words: EngineWords, environment: Environment, access: ModelAccess, secret_name: str
-) -> list[Object]:
+def _env(engine: EngineContainer, words: EngineWords, environment: Environment, access: ModelAccess) -> list[Object]:
     key = words.flag("api-key")
     host = words.flag("host") or ""
     used = {*words.references, *names_in(host), *(["VLLM_API_KEY"] if engine.engine == "vllm" else [])}
@@ -149,11 +153,6 @@ def _env(
     entries.append({"name": "TRIMTAB_ENGINE_ARGS", "value": words.encoded()})
     if key is not None:
         entries.append({"name": "TRIMTAB_ENGINE_API_KEY", "value": escaped_but(key, words.references)})
-    # Optional: a container whose Secret is missing is not started, and a native sidecar would hold its pod back.
-    entries += [
-        {"name": name, "valueFrom": {"secretKeyRef": {"name": secret_name, "key": key_name, "optional": True}}}
-        for name, key_name in (("TRIMTAB_STORE", URL_KEY), ("TRIMTAB_SECRET", SECRET_KEY))
-    ]
     entries.append({"name": "TRIMTAB_HOLD_S", "value": str(HOLD_S)})
     entries.append({"name": "PYTHONDONTWRITEBYTECODE", "value": "1"})
     return entries

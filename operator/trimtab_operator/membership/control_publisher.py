@@ -6,6 +6,7 @@ was away must not begin by making a pool smaller than it is.
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Final
 
 from trimtab_operator.membership.endpoints import Members
@@ -26,11 +27,16 @@ RETRY_S: Final = 0.5
 
 
 class ControlPublisher:
-    """Of one pool. `run` writes; the setters only note what is to be written."""
+    """Of one pool. `run` writes; the setters only note what is to be written. `on_written`: the store has it."""
 
-    def __init__(self, store: Store, keys: PoolKeys) -> None:
+    def __init__(self, store: Store, keys: PoolKeys, *, on_written: Callable[[], None] = lambda: None) -> None:
         self.version = 0
         """Of the document that the store holds; 0: none of ours yet."""
+        self.longest_wait_s = 0.0
+        """For which pickers may let requests wait, by what the store holds, or may hold."""
+        self.told: Policy | None = None
+        """Of the newest document that the store is known to have taken; None: of none."""
+        self._on_written = on_written
         self._store = store
         self._keys = keys
         self._writer = ControlWriter(store, keys)
@@ -57,7 +63,10 @@ class ControlPublisher:
         """Of the document that an operator before us has left. Raises StateUnavailable."""
         data = await self._store.execute("GET", self._keys.control)
         try:
-            return None if data is None else decode_control(data).policy
+            policy = None if data is None else decode_control(data).policy
+            self.longest_wait_s = 0.0 if policy is None else policy.overflow.wait_s
+            self.told = policy
+            return policy
         except CodecError as error:
             logger.warning("the control document of %s/%s: %s", self._keys.namespace, self._keys.name, error)
             return None
@@ -78,8 +87,13 @@ class ControlPublisher:
                     endpoints=members.endpoints,
                     policy=policy,
                 )
+                wait_s = policy.overflow.wait_s
+                self.longest_wait_s = max(self.longest_wait_s, wait_s)
                 try:
                     self.version = await self._writer.put(document)
+                    self.longest_wait_s = wait_s
+                    self.told = policy
+                    self._on_written()
                 except StateUnavailable:
                     # The writer goes on trying by itself and says so in the log; the version is for us to learn.
                     self._wanted.set()

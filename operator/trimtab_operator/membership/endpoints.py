@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from trimtab_operator.membership.pod_view import PodView
+from trimtab_operator.membership.pod_view import PORTS_MAX, PodView
 from trimtab_state import EndpointSpec, StateSettings
 
 ENDPOINTS_MAX: Final = StateSettings().endpoints_max
@@ -28,6 +28,10 @@ class Members:
     pods_ready: int = 0
     pods_injected: int = 0
     pods_not_injected: int = 0
+    pods: frozenset[str] = frozenset()
+    """Names of those that the selector matches."""
+    other_ports: tuple[int, ...] = ()
+    """That pods declare none of whose declared ports is a target port."""
     total: int = 0
     """Endpoints that there would be if every matching pod were ready."""
     left_out: int = 0
@@ -89,6 +93,8 @@ def members_of(
         pods_ready=sum(pod.is_ready for pod in living),
         pods_injected=injected,
         pods_not_injected=len(living) - injected,
+        pods=frozenset(pod.name for pod in living),
+        other_ports=tuple(sorted({port for pod in living for port in pod.other_ports})[:PORTS_MAX]),
         left_out=found - len(endpoints),
         unready=dict(Counter(pod.unready for pod in living if not pod.is_ready).most_common(UNREADY_REASONS_MAX)),
         total=sum(len(ports) * (pod.ranks if ranks is None else ranks) for pod in living),

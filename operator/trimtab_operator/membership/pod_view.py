@@ -25,6 +25,8 @@ RTT: Final = "trimtab.dev/rtt-milliseconds"
 RTT_S_MAX: Final = 60.0
 ACCELERATORS: Final = ("gpu", "/mig-", "tpu", "gaudi", "npu", "neuron")
 """Extended resources whose name has one of these are shown."""
+PORTS_MAX: Final = 8
+"""Kept of those that a pod declares in vain."""
 RANKS_MAX: Final = 256
 RANK_FLAGS: Final = {"vllm": ("data-parallel-size",), "sglang": ("data-parallel-size", "dp-size", "dp")}
 ONE_PORT_PER_RANK: Final = (
@@ -64,6 +66,8 @@ class PodView:
     ranks: int
     """Data-parallel ranks behind each port, as the engine's arguments say."""
     has_sidecar: bool
+    other_ports: tuple[int, ...]
+    """That its containers declare, where none of them is a target port: then the pool may have the wrong ones."""
     rtt_s: float | None
     """Round trip to it, as its annotation says."""
     unready: str
@@ -95,9 +99,15 @@ class PodView:
             gpu=intern(_accelerators(containers)),
             ranks=ranks,
             has_sidecar=any(container.get("name") == CONTAINER for container in all_containers),
+            other_ports=_other_ports([c for c in containers if c.get("name") != CONTAINER], target_ports),
             rtt_s=_rtt_s((metadata.get("annotations") or {}).get(RTT)),
             unready=intern(_why_unready(status)),
         )
+
+
+def _other_ports(containers: list[Any], target_ports: tuple[int, ...]) -> tuple[int, ...]:
+    declared = {port.get("containerPort") for container in containers for port in container.get("ports") or ()}
+    return () if declared & set(target_ports) else tuple(sorted(declared - {None})[:PORTS_MAX])
 
 
 def _rtt_s(text: str | None) -> float | None:
