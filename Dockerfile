@@ -11,6 +11,9 @@
 # BUILD_BASE  the same with python3's venv; a C compiler is installed where it has none
 # RUST        has rustup's and cargo's folders in /usr/local. An image without them, whatever else is in it, makes one
 #             without the native core and front: slower, otherwise the same
+#
+# A wheel made elsewhere takes the place of the stage of that name, and then neither RUST nor a C compiler is needed:
+# --build-context wheel=FOLDER, with the wheel in FOLDER/wheels.
 ARG BASE=docker.io/library/python:3.13-slim-trixie
 ARG BUILD_BASE=docker.io/library/python:3.13-trixie
 ARG RUST=docker.io/library/rust:1.95-slim-trixie
@@ -32,7 +35,7 @@ RUN cd /opt/trimtab/lib/python3*/site-packages && \
     python3 -m compileall -q -j 0 --invalidation-mode unchecked-hash -x '/kubernetes/.*/(models|api)/' . && \
     find . -type d -path './kubernetes/*' \( -name docs -o -name test \) -prune -exec rm -rf {} +
 
-FROM dependencies AS package
+FROM dependencies AS wheel
 RUN command -v cc >/dev/null || { apt-get update -q && apt-get install -qy --no-install-recommends gcc libc6-dev; }
 COPY --from=rust /usr/local/ /usr/local/
 ENV PATH=/usr/local/cargo/bin:$PATH RUSTUP_HOME=/usr/local/rustup CARGO_HOME=/var/cache/cargo
@@ -47,13 +50,19 @@ COPY cli /src/cli
 RUN --mount=type=cache,target=/var/cache/cargo \
     --mount=type=cache,target=/src/core/native/target \
     --mount=type=cache,target=/src/extproc/native/target \
-    cd /src && pip wheel --quiet --no-deps --no-build-isolation --wheel-dir /wheels . && \
-    pip --python /opt/trimtab/bin/python install --quiet --no-warn-script-location --no-compile --no-deps --root /package /wheels/*.whl && \
+    cd /src && pip wheel --quiet --no-deps --no-build-isolation --wheel-dir /wheels .
+
+FROM dependencies AS package
+COPY --from=wheel /wheels /wheels
+RUN pip --python /opt/trimtab/bin/python install --quiet --no-warn-script-location --no-compile --no-deps --root /package /wheels/*.whl && \
     python3 -m compileall -q --invalidation-mode unchecked-hash -s /package -p / /package
-# A cargo that is there and fails must not go unnoticed.
-RUN cp -a /package/. / && cd / && \
-    { ! command -v cargo >/dev/null || /opt/trimtab/bin/python -c 'import trimtab_core._native, trimtab_extproc._front'; } && \
-    /opt/trimtab/bin/python -m trimtab_core.selection && /opt/trimtab/bin/trimtab --help >/dev/null
+# A native module that could not be built, or does not load here, must not go unnoticed.
+RUN cp -a /package/. / && cd /opt/trimtab/lib/python3*/site-packages && \
+    ! grep -s . trimtab_*/_*_failed.txt && \
+    for module in trimtab_core/_native trimtab_extproc/_front; do \
+        ! ls $module.*so 2>/dev/null || /opt/trimtab/bin/python -c "import $(echo $module | tr / .)" || exit 1; \
+    done && \
+    cd / && /opt/trimtab/bin/python -m trimtab_core.selection && /opt/trimtab/bin/trimtab --help >/dev/null
 
 FROM ${BASE}
 LABEL org.opencontainers.image.title=trimtab \

@@ -63,7 +63,7 @@ def decisions(last: int = 256) -> list[Any]:
     urls = [word for pod in pods for word in ("--url", f"http://{pod['status']['podIP']}:9090")]
     words = ["trimtab", "explain", "--json", "--last", str(last), *urls]
     found: list[Any] = json.loads(kubectl("-n", NAMESPACE, "exec", pods[0]["metadata"]["name"], "--", *words))
-    return found
+    return [one for one in found if not one.get("refused")]
 
 
 def restarts(component: str) -> int:

@@ -1,5 +1,6 @@
 """The chart as helm sees it: both versions of helm that are in use, what they render, and what they refuse."""
 
+import copy
 import os
 import shutil
 import subprocess
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from value_sets import VALUE_SETS
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "trimtab"
@@ -49,6 +51,7 @@ class Helm:
         self._program = program
         self._folder = folder
         self._files = 0
+        self._sets: dict[str, list[Object]] = {}
 
     def run(
         self, *words: str | Path, values: Values | None = None, config: Path | None = None
@@ -90,6 +93,12 @@ class Helm:
 
     def objects(self, values: Values | None = None, *flags: str, **more: Any) -> list[Object]:
         return objects_in(self.text(values, *flags, **more))
+
+    def of_set(self, name: str) -> list[Object]:
+        """Of one of the `VALUE_SETS`: rendered once, and a copy for each who asks."""
+        if name not in self._sets:
+            self._sets[name] = self.objects(VALUE_SETS[name])
+        return copy.deepcopy(self._sets[name])
 
     def refusal(self, values: Values) -> str:
         """Why values are not taken. Fails where they are."""

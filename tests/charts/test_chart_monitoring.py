@@ -1,12 +1,13 @@
 """Monitors, rules and dashboards: that they find what is to be found, and come through the templates unharmed."""
 
 import json
+import re
 from typing import Any
 
 import yaml
 from helm import CHART, NAMESPACE, Helm, Object, of_kind, pod_specs
 
-from trimtab_operator.children.labels import MANAGED_BY
+from trimtab_operator.children.labels import INSTALL, MANAGED_BY
 from trimtab_operator.children.workload import scrape_annotations
 from trimtab_operator.injection.marks import METRICS_PORT_NAME
 from trimtab_operator.install import MANAGER
@@ -54,9 +55,16 @@ def test_the_monitors_of_pools_find_what_the_operator_makes(helm4: Helm) -> None
     found = monitors(helm4.objects({"monitoring": ON}))
     assert found["pickers"]["selector"]["matchLabels"] == {
         MANAGED_BY: MANAGER,
+        INSTALL: NAMESPACE,
         "app.kubernetes.io/component": "picker",
     }
     assert found["sidecars"]["podMetricsEndpoints"][0]["port"] == METRICS_PORT_NAME
+    (own,) = found["sidecars"]["podMetricsEndpoints"][0]["relabelings"]
+    assert own == {
+        "action": "keep",
+        "sourceLabels": [f"__meta_kubernetes_pod_annotation_{re.sub('[./]', '_', INSTALL)}"],
+        "regex": f"({NAMESPACE})?",
+    }
     assert found["envoys"]["podMetricsEndpoints"][0]["path"] == "/stats/prometheus"
     for name in ("pickers", "envoys", "sidecars"):
         assert found[name]["namespaceSelector"] == {"any": True}

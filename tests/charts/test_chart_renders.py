@@ -21,11 +21,11 @@ def test_helm_lint_has_nothing_to_say(helm: Helm, values: dict[str, Any]) -> Non
     assert "0 chart(s) failed" in helm.done("lint", CHART, *flags, values=values)
 
 
-@pytest.mark.parametrize("values", VALUE_SETS.values(), ids=VALUE_SETS.keys())
-def test_both_helms_render_the_same(helm3: Helm, helm4: Helm, values: dict[str, Any]) -> None:
+@pytest.mark.parametrize("case", VALUE_SETS)
+def test_both_helms_render_the_same(helm3: Helm, helm4: Helm, case: str) -> None:
     def by_name(helm: Helm) -> dict[tuple[str, str], Object]:
         # A password is made at random, and so is what changes with it; kinds that helm does not know come in no order.
-        found = {(o["kind"], o["metadata"]["name"]): o for o in helm.objects(values) if o["kind"] != "Secret"}
+        found = {(o["kind"], o["metadata"]["name"]): o for o in helm.of_set(case) if o["kind"] != "Secret"}
         for name, template in pod_templates(list(found.values())).items():
             if name.endswith("-valkey"):
                 del template["metadata"]["annotations"]["checksum/config"]
@@ -34,9 +34,9 @@ def test_both_helms_render_the_same(helm3: Helm, helm4: Helm, values: dict[str, 
     assert by_name(helm3) == by_name(helm4)
 
 
-@pytest.mark.parametrize("values", VALUE_SETS.values(), ids=VALUE_SETS.keys())
-def test_every_object_is_named_once_and_labelled(helm4: Helm, values: dict[str, Any]) -> None:
-    objects = helm4.objects(values)
+@pytest.mark.parametrize("case", VALUE_SETS)
+def test_every_object_is_named_once_and_labelled(helm4: Helm, case: str) -> None:
+    objects = helm4.of_set(case)
     seen = [(o["kind"], o["metadata"].get("namespace"), o["metadata"]["name"]) for o in objects]
     assert len(seen) == len(set(seen))
     for body in objects:
@@ -46,9 +46,9 @@ def test_every_object_is_named_once_and_labelled(helm4: Helm, values: dict[str, 
         assert len(about["name"]) <= 63 or body["kind"] in ("CustomResourceDefinition", "ClusterRole")
 
 
-@pytest.mark.parametrize("values", VALUE_SETS.values(), ids=VALUE_SETS.keys())
-def test_every_container_is_locked_down(helm4: Helm, values: dict[str, Any]) -> None:
-    specs = pod_specs(helm4.objects(values))
+@pytest.mark.parametrize("case", VALUE_SETS)
+def test_every_container_is_locked_down(helm4: Helm, case: str) -> None:
+    specs = pod_specs(helm4.of_set(case))
     assert len(specs) >= 2
     for name, spec in specs.items():
         assert spec["securityContext"]["runAsNonRoot"] is True, name
@@ -65,9 +65,9 @@ def test_every_container_is_locked_down(helm4: Helm, values: dict[str, Any]) -> 
             assert container["resources"]["limits"]["memory"], name
 
 
-@pytest.mark.parametrize("values", VALUE_SETS.values(), ids=VALUE_SETS.keys())
-def test_the_processes_take_their_flags(helm4: Helm, values: dict[str, Any]) -> None:
-    for name, spec in pod_specs(helm4.objects(values)).items():
+@pytest.mark.parametrize("case", VALUE_SETS)
+def test_the_processes_take_their_flags(helm4: Helm, case: str) -> None:
+    for name, spec in pod_specs(helm4.of_set(case)).items():
         for container in spec["containers"]:
             if container["command"] != ["trimtab-operator"]:
                 continue
@@ -76,12 +76,12 @@ def test_the_processes_take_their_flags(helm4: Helm, values: dict[str, Any]) -> 
                 environment["TRIMTAB_STORE"] = STORE
             settings = parse_settings(container["args"], {**environment, "POD_NAMESPACE": NAMESPACE})
             assert settings.picker_image != "" or name
-            assert settings.namespaces == tuple(values.get("watchNamespaces", ()))
+            assert settings.namespaces == tuple(VALUE_SETS[case].get("watchNamespaces", ()))
 
 
 def test_the_store_is_reached_by_the_url_that_the_values_describe(helm4: Helm) -> None:
     def address(case: str) -> Any:
-        container = pod_specs(helm4.objects(VALUE_SETS[case]))["trimtab-operator"]["containers"][0]
+        container = pod_specs(helm4.of_set(case))["trimtab-operator"]["containers"][0]
         environment = {entry["name"]: entry for entry in container["env"]}
         mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
         found = parse_store_url(environment["TRIMTAB_STORE"]["value"].replace("$(TRIMTAB_SENTINEL_PASSWORD)", "s3"))
@@ -104,7 +104,7 @@ def test_the_store_is_reached_by_the_url_that_the_values_describe(helm4: Helm) -
 
 def test_a_url_is_never_seen_in_a_pod(helm4: Helm) -> None:
     for case in ("store by URL", "store by Secret"):
-        objects = helm4.objects(VALUE_SETS[case])
+        objects = helm4.of_set(case)
         environment = pod_specs(objects)["trimtab-operator"]["containers"][0]["env"]
         source = next(entry for entry in environment if entry["name"] == "TRIMTAB_STORE")["valueFrom"]["secretKeyRef"]
         assert source == {"name": "trimtab-store" if case == "store by URL" else "redis-url", "key": "url"}
@@ -170,7 +170,7 @@ def test_two_replicas_are_kept_apart_and_up(helm4: Helm) -> None:
             assert selector.items() <= labels.items()
             assert "helm.sh/chart" not in selector
         assert deployment["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
-    single = helm4.objects(VALUE_SETS["one replica, no webhook"])
+    single = helm4.of_set("one replica, no webhook")
     assert of_kind(single, "PodDisruptionBudget") == []
 
 
@@ -275,7 +275,7 @@ def test_a_kind_that_the_cluster_has_is_left_alone_without_looking(helm4: Helm) 
 
 
 def test_a_network_policy_guards_each_pod_and_lets_in_who_must_come(helm4: Helm) -> None:
-    objects = helm4.objects(VALUE_SETS["everything"])
+    objects = helm4.of_set("everything")
     policies = {o["metadata"]["name"]: o["spec"] for o in of_kind(objects, "NetworkPolicy")}
     specs = {o["metadata"]["name"]: o["spec"]["template"] for o in of_kind(objects, "Deployment")}
     assert policies.keys() == specs.keys()

@@ -1,0 +1,10 @@
+// etcd under its own name: its package has that of its version.
+package main
+
+import (
+	"os"
+
+	"go.etcd.io/etcd/server/v3/etcdmain"
+)
+
+func main() { etcdmain.Main(os.Args) }
