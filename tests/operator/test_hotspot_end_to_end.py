@@ -6,16 +6,14 @@ import itertools
 import os
 import random
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import aiohttp
 import pytest
-import pytest_asyncio
-from operator_rig import OperatorRig, operator_rig
+from operator_rig import OperatorRig
 from test_operator_end_to_end import ask, counts, fallback_condition, is_chosen_by_a_picker, pickers, settled
 from waiting_on import eventually
 
-from trimtab_operator.kube import EVENTS, Kube
+from trimtab_operator.kube import EVENTS
 from trimtab_state import Alarm, AlarmReader, connect
 
 pytestmark = [
@@ -32,13 +30,6 @@ BURST_INTERVAL_S = 0.08
 ALONE_SHARE = 0.2
 """Drawn, so that both pickers, to which Envoy goes in turns, have their part of what is not of the class."""
 ENGINES = ("engine-a", "engine-b", "engine-c", "engine-d")
-
-
-@pytest_asyncio.fixture
-async def rig(kube: Kube, kube_config: Path, namespace: str, tmp_path: Path) -> AsyncIterator[OperatorRig]:
-    async with operator_rig(kube, kube_config, namespace, tmp_path) as rig:
-        yield rig
-        assert not rig.node.errors
 
 
 @contextlib.asynccontextmanager

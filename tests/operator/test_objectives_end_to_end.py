@@ -2,19 +2,15 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
-import pytest_asyncio
 from objective_crd import objective_crd, put_objective
-from operator_rig import POOL, OperatorRig, operator_rig
+from operator_rig import POOL, OperatorRig
 from waiting_on import eventually
 
 from trimtab.explain import as_table
-from trimtab_operator.kube import Kube
 from trimtab_operator.objectives import OBJECTIVES
 
 pytestmark = [
@@ -22,13 +18,6 @@ pytestmark = [
     pytest.mark.timeout(300),
     pytest.mark.skipif(os.geteuid() != 0, reason="a cluster's DNS for Envoy needs a mount namespace, so root"),
 ]
-
-
-@pytest_asyncio.fixture
-async def rig(kube: Kube, kube_config: Path, namespace: str, tmp_path: Path) -> AsyncIterator[OperatorRig]:
-    async with operator_rig(kube, kube_config, namespace, tmp_path) as rig:
-        yield rig
-        assert not rig.node.errors
 
 
 async def ask(

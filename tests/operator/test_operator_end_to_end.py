@@ -1,17 +1,15 @@
 """One pool from `kubectl apply` to an answered request and back: real API server, store, operator, pickers, Envoy."""
 
 import os
-from collections.abc import AsyncIterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import aiohttp
 import pytest
-import pytest_asyncio
-from operator_rig import ENGINE_PORT, POOL, OperatorRig, operator_rig
+from operator_rig import ENGINE_PORT, POOL, OperatorRig
 from waiting_on import eventually
 
-from trimtab_operator.kube import DEPLOYMENTS, EVENTS, PODS, POOLS, SERVICES, Kube
+from trimtab_operator.kube import DEPLOYMENTS, EVENTS, PODS, POOLS, SERVICES
 from trimtab_state import Alarm, AlarmWriter, connect
 
 pytestmark = [
@@ -19,13 +17,6 @@ pytestmark = [
     pytest.mark.timeout(300),
     pytest.mark.skipif(os.geteuid() != 0, reason="a cluster's DNS for Envoy needs a mount namespace, so root"),
 ]
-
-
-@pytest_asyncio.fixture
-async def rig(kube: Kube, kube_config: Path, namespace: str, tmp_path: Path) -> AsyncIterator[OperatorRig]:
-    async with operator_rig(kube, kube_config, namespace, tmp_path) as rig:
-        yield rig
-        assert not rig.node.errors
 
 
 async def settled(rig: OperatorRig, engines: int) -> None:

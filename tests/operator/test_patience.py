@@ -1,7 +1,6 @@
 """No Envoy of a pool gives up sooner than a request may wait in a picker, however the wait is changed."""
 
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -70,19 +69,6 @@ def test_envoys_are_made_for_the_longest_wait_that_there_may_be(
     spec = policy(waits(asked))
     assert wait_s(as_patient_as(spec, longest_s)) == made_for_s
     assert as_patient_as(spec, wait_s(spec)) is spec
-
-
-@pytest.fixture
-def cluster(kube: Any, kube_config: Path, namespace: str) -> DeclaredPool:
-    return DeclaredPool(kube, kube_config, namespace)
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[ValkeyProcess]:
-    process = ValkeyProcess(tmp_path)
-    process.start()
-    yield process
-    process.kill()
 
 
 async def put_waits(cluster: DeclaredPool, seconds: int | None, *, has_envoy: bool = True) -> None:

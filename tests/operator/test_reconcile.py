@@ -1,7 +1,6 @@
 """Looks at pools when something else goes wrong: the store is away, another cluster shares it, a policy is replaced."""
 
 import base64
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -14,27 +13,13 @@ from waiting_on import eventually
 from trimtab_operator.api.pool import PoolKey
 from trimtab_operator.children.labels import APPLIED
 from trimtab_operator.fallback import FallbackState
-from trimtab_operator.kube import DEPLOYMENTS, SECRETS, Kube
+from trimtab_operator.kube import DEPLOYMENTS, SECRETS
 from trimtab_operator.pool_register import PoolRegister
 from trimtab_operator.pool_user import user_name
 from trimtab_state import PoolKeys, connect
 
 OTHERS = "somebody-elses-picker"
 """So that only a policy makes the pool ours."""
-
-
-@pytest.fixture
-def cluster(kube: Kube, kube_config: Path, namespace: str) -> DeclaredPool:
-    return DeclaredPool(kube, kube_config, namespace)
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[ValkeyProcess]:
-    """A store that the test may stop and start."""
-    process = ValkeyProcess(tmp_path)
-    process.start()
-    yield process
-    process.kill()
 
 
 async def test_an_operator_that_starts_while_the_store_is_away_keeps_the_children_up_and_says_so(

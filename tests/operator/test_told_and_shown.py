@@ -1,7 +1,6 @@
 """Status and Events of pools on a real API server say what is, not what was asked for."""
 
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -12,24 +11,10 @@ from valkey_server import ValkeyProcess
 from waiting_on import eventually
 
 from trimtab_operator.injection.marks import ENABLED, INJECT
-from trimtab_operator.kube import EVENTS, NAMESPACES, PODS, POLICIES, POOLS, Kube, Object
+from trimtab_operator.kube import EVENTS, NAMESPACES, PODS, POLICIES, POOLS, Object
 
 OTHERS = "somebody-elses-picker"
 """So that only a policy makes the pool ours."""
-
-
-@pytest.fixture
-def cluster(kube: Kube, kube_config: Path, namespace: str) -> DeclaredPool:
-    return DeclaredPool(kube, kube_config, namespace)
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[ValkeyProcess]:
-    """A store that the test may stop and start."""
-    process = ValkeyProcess(tmp_path)
-    process.start()
-    yield process
-    process.kill()
 
 
 async def status(cluster: DeclaredPool, name: str = POOL) -> Mapping[str, Any]:
