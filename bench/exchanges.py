@@ -30,7 +30,7 @@ from hop import ROWS, common_prefixes, placed, text
 from hop_pool import BenchPool
 from processes import cpu_s, processes
 
-from trimtab_operator.envoy_ext_proc import USUAL_UNTOLD
+from trimtab_operator.envoy.ext_proc import USUAL_UNTOLD
 
 CRATE = ROOT / "extproc" / "native"
 FRONTS = ("native", "grpcio")

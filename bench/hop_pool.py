@@ -26,8 +26,8 @@ from trimtab_core.chunks import U32, U64, hash_chunks, pool_seed, root_hash
 from trimtab_core.model_card import ModelCard
 from trimtab_core.rendering import RenderClock, render_chat
 from trimtab_core.token_table import TokenTable
-from trimtab_operator.envoy_config import bootstrap_json
-from trimtab_operator.envoy_front import EnvoyFront, StaticHosts
+from trimtab_operator.envoy.config import bootstrap_json
+from trimtab_operator.envoy.front import EnvoyFront, StaticHosts
 from trimtab_state import (
     ControlDocument,
     ControlWriter,

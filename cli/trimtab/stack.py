@@ -37,8 +37,8 @@ from trimtab.commands import (
 from trimtab.machine_load import load_text
 from trimtab.probes import free_ports, get_json, http_ok, is_free, json_says, listening
 from trimtab.processes import READY_S, ProcessError, Supervisor
-from trimtab_operator.envoy_config import bootstrap_json
-from trimtab_operator.envoy_front import EnvoyFront, StaticHosts
+from trimtab_operator.envoy.config import bootstrap_json
+from trimtab_operator.envoy.front import EnvoyFront, StaticHosts
 from trimtab_operator.policy_document import ANSWER_S
 from trimtab_state import ControlDocument, ControlWriter, EndpointSpec, Policy, PoolKeys, connect
 from trimtab_state.documents import PolicyName

@@ -15,7 +15,7 @@ from typing import Final
 import aiohttp
 
 from trimtab_operator.kube import POLICIES, POOLS, Kube, KubeError, Resource
-from trimtab_operator.store_eviction import SAFE, evicting_policy
+from trimtab_operator.store.eviction import SAFE, evicting_policy
 from trimtab_state import ConfigError, StateUnavailable, connect
 
 PAUSE_S: Final = 2.0

@@ -15,7 +15,7 @@ from trimtab_operator.api.pool import PoolKey
 from trimtab_operator.children.labels import POOL_LABEL
 from trimtab_operator.children.names import label_value
 from trimtab_operator.kube import POLICIES, POOLS, Object
-from trimtab_operator.pool_status import CONTROLLER
+from trimtab_operator.report.pool_status import CONTROLLER
 
 GONE_MAX: Final = 4096
 LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"

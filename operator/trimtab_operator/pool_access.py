@@ -10,7 +10,7 @@ from trimtab_operator.children.store_secret import StoreAccess, access_in
 from trimtab_operator.install import Install
 from trimtab_operator.kube import SECRETS, Kube
 from trimtab_operator.pool_register import PoolRegister
-from trimtab_operator.store_access import AWAY, StoreAccessManager
+from trimtab_operator.store.access import AWAY, StoreAccessManager
 from trimtab_state import StateUnavailable
 
 

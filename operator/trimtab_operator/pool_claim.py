@@ -16,7 +16,7 @@ from trimtab_operator.children.store_secret import access_in
 from trimtab_operator.events import EventPoster
 from trimtab_operator.install import MANAGER, Install
 from trimtab_operator.kube import SECRETS, Kube, Object
-from trimtab_operator.store_access import StoreAccessManager
+from trimtab_operator.store.access import StoreAccessManager
 
 log = logging.getLogger(__name__)
 

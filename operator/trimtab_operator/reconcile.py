@@ -20,10 +20,8 @@ from trimtab_operator.children.envoy import envoy_config_hash
 from trimtab_operator.children.labels import installation_of, is_ours
 from trimtab_operator.children.names import envoy_name, store_secret_name
 from trimtab_operator.children.store_secret import StoreAccess
-from trimtab_operator.conditions import rfc3339
 from trimtab_operator.declaration import declared, is_for_us
 from trimtab_operator.events import EventPoster
-from trimtab_operator.fact_finder import FactFinder, deployment_of
 from trimtab_operator.install import Install
 from trimtab_operator.kube import SECRETS, Kube, KubeError, Object
 from trimtab_operator.membership.zones import Zones
@@ -33,10 +31,12 @@ from trimtab_operator.pool_access import PoolAccess
 from trimtab_operator.pool_claim import PoolClaims
 from trimtab_operator.pool_register import PoolRegister
 from trimtab_operator.pool_run import PoolRun
-from trimtab_operator.pool_status import write_parents
-from trimtab_operator.pool_voice import PoolVoice
+from trimtab_operator.report.conditions import rfc3339
+from trimtab_operator.report.fact_finder import FactFinder, deployment_of
+from trimtab_operator.report.pool_status import write_parents
+from trimtab_operator.report.pool_voice import PoolVoice
 from trimtab_operator.spec_note import note_spec, spec_in
-from trimtab_operator.store_access import StoreAccessManager
+from trimtab_operator.store.access import StoreAccessManager
 from trimtab_operator.telemetry import Telemetry
 from trimtab_operator.watches import Watches
 from trimtab_operator.work_queue import PoolQueue

@@ -15,8 +15,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from trimtab.probes import free_ports, http_ok
 from trimtab.processes import Supervisor
-from trimtab_operator.envoy_config import bootstrap_json
-from trimtab_operator.envoy_front import EnvoyFront, Hosts, StaticHosts
+from trimtab_operator.envoy.config import bootstrap_json
+from trimtab_operator.envoy.front import EnvoyFront, Hosts, StaticHosts
 
 ENVOY = Path(envoy.__file__).parent / "_bin" / "envoy"
 WISHES = ("x-test-destination", "x-test-destination-header")

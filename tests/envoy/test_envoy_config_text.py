@@ -10,8 +10,8 @@ from pathlib import Path
 import envoy
 import pytest
 
-from trimtab_operator.envoy_config import bootstrap_json
-from trimtab_operator.envoy_front import DnsHosts, EnvoyFront, FrontError, Hosts, StaticHosts, parse_socket
+from trimtab_operator.envoy.config import bootstrap_json
+from trimtab_operator.envoy.front import DnsHosts, EnvoyFront, FrontError, Hosts, StaticHosts, parse_socket
 
 ENVOY = Path(envoy.__file__).parent / "_bin" / "envoy"
 FRONT = EnvoyFront(listen_port=10000, admin_port=10001)

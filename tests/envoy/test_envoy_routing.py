@@ -10,7 +10,7 @@ import pytest
 from envoy_rig import Rig
 
 from trimtab.probes import free_ports
-from trimtab_operator.envoy_front import DnsHosts
+from trimtab_operator.envoy.front import DnsHosts
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.stack]
 

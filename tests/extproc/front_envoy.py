@@ -10,8 +10,8 @@ import aiohttp
 import envoy
 from waiting import until
 
-from trimtab_operator.envoy_config import bootstrap_json
-from trimtab_operator.envoy_front import EnvoyFront, StaticHosts
+from trimtab_operator.envoy.config import bootstrap_json
+from trimtab_operator.envoy.front import EnvoyFront, StaticHosts
 
 BINARY = Path(envoy.__file__).parent / "_bin" / "envoy"
 TYPE = "type.googleapis.com/envoy."

@@ -40,7 +40,7 @@ from trimtab_extproc.replies import (
     ResponseBodyChunk,
     Route,
 )
-from trimtab_operator import envoy_ext_proc
+from trimtab_operator.envoy import ext_proc as envoy_ext_proc
 
 OVERWRITE = core.HeaderValueOptionHeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD
 SEND_MODE = filter_v3.ProcessingModeHeaderSendMode

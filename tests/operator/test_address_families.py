@@ -62,7 +62,7 @@ async def test_an_envoy_of_an_ipv6_cluster_answers_over_both_families(tmp_path: 
 @needs_v6
 async def test_the_companion_of_an_envoy_listens_on_an_ipv6_pods_address() -> None:
     (port,) = free_ports(1)
-    words = ["-m", "trimtab_operator.envoy_drain", "serve", "--bind=::1", f"--port={port}"]
+    words = ["-m", "trimtab_operator.envoy.drain", "serve", "--bind=::1", f"--port={port}"]
     process = await asyncio.create_subprocess_exec(sys.executable, *words)
     try:
         async with aiohttp.ClientSession() as session:
@@ -87,7 +87,7 @@ async def test_the_companion_of_an_envoy_listens_on_an_ipv6_pods_address() -> No
 async def test_a_companion_whose_port_is_taken_names_the_flag() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        words = ["-m", "trimtab_operator.envoy_drain", "serve", "--bind=127.0.0.1", f"--port={port}"]
+        words = ["-m", "trimtab_operator.envoy.drain", "serve", "--bind=127.0.0.1", f"--port={port}"]
         process = await asyncio.create_subprocess_exec(sys.executable, *words, stderr=asyncio.subprocess.PIPE)
         _, said = await process.communicate()
     assert process.returncode == 1

@@ -27,8 +27,8 @@ from trimtab.probes import free_ports, http_ok
 from trimtab.processes import Supervisor
 from trimtab_operator.children.desired import desired
 from trimtab_operator.kube import Object
-from trimtab_operator.pool_user import user_name
-from trimtab_operator.store_access import StoreAccessManager
+from trimtab_operator.store.access import StoreAccessManager
+from trimtab_operator.store.pool_user import user_name
 from trimtab_state import AlarmWriter, ControlDocument, ControlWriter, EndpointSpec, PoolKeys, ResponseMap, connect
 from trimtab_state.documents import Alarm
 

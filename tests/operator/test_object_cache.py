@@ -9,7 +9,7 @@ from trimtab_operator.children.labels import POOL_LABEL
 from trimtab_operator.children.names import label_value
 from trimtab_operator.kube import Object
 from trimtab_operator.object_cache import GONE_MAX, ObjectCache
-from trimtab_operator.pool_status import CONTROLLER
+from trimtab_operator.report.pool_status import CONTROLLER
 
 KEY = PoolKey("ns", "chat")
 

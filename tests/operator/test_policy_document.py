@@ -14,7 +14,7 @@ from trimtab_operator.children.envoy import envoy_bootstrap
 from trimtab_operator.fallback import FallbackState
 from trimtab_operator.membership.pod_view import PodView
 from trimtab_operator.policy_document import policy_document
-from trimtab_operator.pool_conditions import pool_conditions
+from trimtab_operator.report.pool_conditions import pool_conditions
 from trimtab_state.documents import ControlDocument, Policy, decode_control, encode
 from trimtab_state.request_class import EndpointExperts, ExpertCost, ExpertShare, Overflow, RequestClass
 

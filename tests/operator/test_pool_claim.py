@@ -27,7 +27,7 @@ from trimtab_operator.kube import (
 )
 from trimtab_operator.pool_claim import NAMELESS, holder
 from trimtab_operator.pool_register import PoolRegister
-from trimtab_operator.pool_user import user_name
+from trimtab_operator.store.pool_user import user_name
 
 CHILD_RESOURCES = (SECRETS, SERVICES, CONFIG_MAPS, DEPLOYMENTS, PDBS)
 CHILDREN = 9

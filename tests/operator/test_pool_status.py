@@ -9,7 +9,14 @@ from declared import declared_pool
 
 from trimtab_operator.api.pool import Pool, PoolKey
 from trimtab_operator.kube import POOLS, Kube, KubeError, Object
-from trimtab_operator.pool_status import CONTROLLER, PARENTS_MAX, ParentsFull, merged, parent_entry, write_parents
+from trimtab_operator.report.pool_status import (
+    CONTROLLER,
+    PARENTS_MAX,
+    ParentsFull,
+    merged,
+    parent_entry,
+    write_parents,
+)
 
 NOW = "2026-01-02T03:04:05Z"
 LATER = "2026-01-02T04:00:00Z"

@@ -15,7 +15,7 @@ from trimtab_operator.children.labels import APPLIED
 from trimtab_operator.fallback import FallbackState
 from trimtab_operator.kube import DEPLOYMENTS, SECRETS
 from trimtab_operator.pool_register import PoolRegister
-from trimtab_operator.pool_user import user_name
+from trimtab_operator.store.pool_user import user_name
 from trimtab_state import PoolKeys, connect
 
 OTHERS = "somebody-elses-picker"

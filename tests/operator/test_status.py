@@ -15,14 +15,14 @@ from trimtab_operator.api.policy import Fallback, PolicyError, PolicySpec, Sidec
 from trimtab_operator.api.pool import Pool, PoolKey
 from trimtab_operator.api.request_terms import WhenFull
 from trimtab_operator.fallback import FallbackState
-from trimtab_operator.fleet_report import OTHER_REASONS, OTHER_SECRET, FleetReport, aggregate, read_fleet
 from trimtab_operator.kube import POLICIES, Kube, KubeError, Object
 from trimtab_operator.membership.endpoints import Members
 from trimtab_operator.objectives import PoolObjectives
-from trimtab_operator.pool_conditions import pool_conditions
-from trimtab_operator.pool_facts import PoolFacts
-from trimtab_operator.pool_status import CONTROLLER
-from trimtab_operator.status import OUR_TYPES, announcements, is_changed, policy_status, write_status
+from trimtab_operator.report.fleet_report import OTHER_REASONS, OTHER_SECRET, FleetReport, aggregate, read_fleet
+from trimtab_operator.report.pool_conditions import pool_conditions
+from trimtab_operator.report.pool_facts import PoolFacts
+from trimtab_operator.report.pool_status import CONTROLLER
+from trimtab_operator.report.status import OUR_TYPES, announcements, is_changed, policy_status, write_status
 from trimtab_state import EndpointSpec, Heartbeat, PoolKeys, ServedModel, StateSettings, connect
 from trimtab_state.documents import encode
 from trimtab_state.request_class import Objective

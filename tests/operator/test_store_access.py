@@ -26,9 +26,9 @@ import trimtab_sidecar
 import trimtab_state
 from trimtab_operator.api.pool import PoolKey
 from trimtab_operator.install import Install
-from trimtab_operator.pool_user import CONNECTION_COMMANDS, KEY_COMMANDS, user_name
-from trimtab_operator.store_access import StoreAccessManager
-from trimtab_operator.store_login import as_given, files_left_out, with_login
+from trimtab_operator.store.access import StoreAccessManager
+from trimtab_operator.store.login import as_given, files_left_out, with_login
+from trimtab_operator.store.pool_user import CONNECTION_COMMANDS, KEY_COMMANDS, user_name
 from trimtab_state import ControlDocument, ControlWriter, PoolKeys, StateSettings, StateUnavailable, Store, connect
 from trimtab_state.store_url import parse_store_url
 

@@ -23,10 +23,10 @@ from trimtab_operator.children.workload import (
     scheduling,
     scrape_annotations,
 )
-from trimtab_operator.envoy_config import bootstrap_json
-from trimtab_operator.envoy_drain import PORT as DRAIN_PORT
-from trimtab_operator.envoy_drain import SETTLE_S
-from trimtab_operator.envoy_front import DnsHosts, EnvoyFront
+from trimtab_operator.envoy.config import bootstrap_json
+from trimtab_operator.envoy.drain import PORT as DRAIN_PORT
+from trimtab_operator.envoy.drain import SETTLE_S
+from trimtab_operator.envoy.front import DnsHosts, EnvoyFront
 from trimtab_operator.install import Install
 from trimtab_operator.kube import Object
 from trimtab_operator.policy_document import ANSWER_S, shown_headers, wait_s
@@ -182,7 +182,7 @@ def _container(spec: PolicySpec, install: Install) -> Object:
 
 def _drain_container(install: Install, *, stream_s: int) -> Object:
     """A native sidecar: it ends after Envoy. Envoy's own image has nothing but Envoy in it, so this is ours."""
-    program = ["python", "-m", "trimtab_operator.envoy_drain"]
+    program = ["python", "-m", "trimtab_operator.envoy.drain"]
     admin = f"--admin=127.0.0.1:{ADMIN_PORT}"
     alive = {"httpGet": {"path": "/healthz", "port": DRAIN_PORT, "scheme": "HTTP"}}
     return {

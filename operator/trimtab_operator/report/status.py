@@ -21,13 +21,13 @@ from trimtab_operator.api.policy_status import (
     PickerCounts,
     PolicyStatus,
 )
-from trimtab_operator.conditions import condition, rfc3339, turned, with_times
 from trimtab_operator.events import EventType
-from trimtab_operator.fleet_report import FleetReport
 from trimtab_operator.kube import POLICIES, Kube, Object
-from trimtab_operator.picker_versions import shown_version
-from trimtab_operator.pool_conditions import accepted, pool_conditions, replicas
-from trimtab_operator.pool_facts import PoolFacts
+from trimtab_operator.report.conditions import condition, rfc3339, turned, with_times
+from trimtab_operator.report.fleet_report import FleetReport
+from trimtab_operator.report.picker_versions import shown_version
+from trimtab_operator.report.pool_conditions import accepted, pool_conditions, replicas
+from trimtab_operator.report.pool_facts import PoolFacts
 from trimtab_state.documents import PolicyName
 
 OUR_TYPES: Final = frozenset(

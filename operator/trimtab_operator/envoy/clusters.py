@@ -59,7 +59,7 @@ from envoy_data_plane.envoy.type.metadata.v3 import MetadataKey, MetadataKeyPath
 from envoy_data_plane.envoy.type.v3 import Percent
 from envoy_data_plane.google.protobuf import Any
 
-from trimtab_operator.envoy_front import CONNECTION_BUFFER_BYTES, DnsHosts, EnvoyFront, Hosts
+from trimtab_operator.envoy.front import CONNECTION_BUFFER_BYTES, DnsHosts, EnvoyFront, Hosts
 
 POOL_CLUSTER: Final = "pool"
 PICKER_CLUSTER: Final = "pickers"

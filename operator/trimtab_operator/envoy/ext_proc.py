@@ -58,9 +58,9 @@ from envoy_data_plane.xds.type.matcher.v3 import (
 )
 from envoy_data_plane.xds.type.matcher.v3 import StringMatcher as ValueMatcher
 
-from trimtab_operator.envoy_cel import attribute, equal, holds, item
-from trimtab_operator.envoy_clusters import DESTINATION, LB_NAMESPACE, PICKER_CLUSTER
-from trimtab_operator.envoy_front import EnvoyFront
+from trimtab_operator.envoy.cel import attribute, equal, holds, item
+from trimtab_operator.envoy.clusters import DESTINATION, LB_NAMESPACE, PICKER_CLUSTER
+from trimtab_operator.envoy.front import EnvoyFront
 
 EXT_PROC: Final = "envoy.filters.http.ext_proc"
 BUFFER: Final = "envoy.filters.http.buffer"

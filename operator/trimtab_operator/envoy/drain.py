@@ -1,7 +1,7 @@
 """Beside an Envoy in its pod: when the pod goes, lets Envoy's streams finish, and Envoy then go at once.
 
-    python -m trimtab_operator.envoy_drain serve --bind POD_IP    runs all the time
-    python -m trimtab_operator.envoy_drain begin                  preStop of this container
+    python -m trimtab_operator.envoy.drain serve --bind POD_IP    runs all the time
+    python -m trimtab_operator.envoy.drain begin                  preStop of this container
 
 Envoy by itself ends as soon as it is told to, with every stream that it carries. So its own preStop asks `serve` for
 /drained, which answers when no request is left or the longest stream's time is over; meanwhile the answers that Envoy
@@ -119,7 +119,7 @@ def serve(envoy: Envoy, *, bind: str, port: int, settle_s: float, streams_max_s:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="trimtab_operator.envoy_drain", allow_abbrev=False)
+    parser = argparse.ArgumentParser(prog="trimtab_operator.envoy.drain", allow_abbrev=False)
     parser.add_argument("what", choices=("serve", "begin"))
     parser.add_argument("--admin", default="127.0.0.1:9901", metavar="HOST:PORT", help="Envoy's admin API")
     parser.add_argument("--bind", default="0.0.0.0", help="address of /drained and /healthz")

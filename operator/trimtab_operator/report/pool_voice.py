@@ -9,14 +9,14 @@ from collections.abc import Callable, Sequence
 from trimtab_operator.api.policy import PolicyError
 from trimtab_operator.api.pool import Pool, PoolKey
 from trimtab_operator.children.names import envoy_name, picker_name
-from trimtab_operator.conditions import rfc3339
 from trimtab_operator.declaration import declared, is_for_us
 from trimtab_operator.events import EventPoster
 from trimtab_operator.kube import Kube, KubeError, Object
-from trimtab_operator.pool_conditions import picker_ref_problem, pool_conditions
-from trimtab_operator.pool_facts import PoolFacts
-from trimtab_operator.pool_status import ParentsFull, parent_entry, write_parents
-from trimtab_operator.status import announcements, policy_status, write_status
+from trimtab_operator.report.conditions import rfc3339
+from trimtab_operator.report.pool_conditions import picker_ref_problem, pool_conditions
+from trimtab_operator.report.pool_facts import PoolFacts
+from trimtab_operator.report.pool_status import ParentsFull, parent_entry, write_parents
+from trimtab_operator.report.status import announcements, policy_status, write_status
 from trimtab_operator.telemetry import Telemetry
 
 log = logging.getLogger(__name__)

@@ -18,9 +18,9 @@ from redis.exceptions import NoPermissionError, ResponseError
 from trimtab_operator.api.pool import PoolKey
 from trimtab_operator.children.store_secret import StoreAccess
 from trimtab_operator.install import Install
-from trimtab_operator.pool_user import user_name, user_rules
-from trimtab_operator.store_eviction import SAFE, evicting_policy
-from trimtab_operator.store_login import as_given, files_left_out, with_login
+from trimtab_operator.store.eviction import SAFE, evicting_policy
+from trimtab_operator.store.login import as_given, files_left_out, with_login
+from trimtab_operator.store.pool_user import user_name, user_rules
 from trimtab_state import StateUnavailable, Store
 
 log = logging.getLogger(__name__)

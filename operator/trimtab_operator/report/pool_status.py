@@ -13,8 +13,8 @@ from http import HTTPStatus
 from typing import Any, Final
 
 from trimtab_operator.api.pool import Pool, PoolKey
-from trimtab_operator.conditions import condition, with_times
 from trimtab_operator.kube import POOLS, Kube, KubeError, Object
+from trimtab_operator.report.conditions import condition, with_times
 
 log = logging.getLogger(__name__)
 

@@ -3,10 +3,10 @@
 The one rule: as of all conditions: a reason for programs, what was found, and what mends it. Pure.
 """
 
-from trimtab_operator.conditions import Finding
 from trimtab_operator.policy_document import wait_s
-from trimtab_operator.pool_facts import PoolFacts
-from trimtab_operator.wording import plural, sentence
+from trimtab_operator.report.conditions import Finding
+from trimtab_operator.report.pool_facts import PoolFacts
+from trimtab_operator.report.wording import plural, sentence
 
 
 def wait_in_force(facts: PoolFacts) -> Finding | None:

@@ -10,9 +10,9 @@ from typing import Any
 from trimtab_operator.api.policy import PolicySpec
 from trimtab_operator.api.pool import Pool
 from trimtab_operator.fallback import Decision
-from trimtab_operator.fleet_report import FleetReport
 from trimtab_operator.membership.endpoints import Members
 from trimtab_operator.objectives import NONE, PoolObjectives
+from trimtab_operator.report.fleet_report import FleetReport
 from trimtab_state.documents import Policy
 
 

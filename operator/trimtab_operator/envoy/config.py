@@ -53,15 +53,15 @@ from envoy_data_plane.envoy.extensions.resource_monitors.downstream_connections.
 from envoy_data_plane.envoy.extensions.retry.host.previous_hosts.v3 import PreviousHostsPredicate
 from envoy_data_plane.google.protobuf import Any, Struct
 
-from trimtab_operator.envoy_clusters import (
+from trimtab_operator.envoy.clusters import (
     DESTINATION,
     POOL_CLUSTER,
     admin_cluster,
     picker_cluster,
     pool_cluster,
 )
-from trimtab_operator.envoy_ext_proc import RANK_HEADER, picker_filters, picker_routes
-from trimtab_operator.envoy_front import CONNECTION_BUFFER_BYTES, EnvoyFront, Hosts
+from trimtab_operator.envoy.ext_proc import RANK_HEADER, picker_filters, picker_routes
+from trimtab_operator.envoy.front import CONNECTION_BUFFER_BYTES, EnvoyFront, Hosts
 
 ENDPOINT_HEADER: Final = "x-trimtab-endpoint"
 """Response header that names the endpoint which served, under `EnvoyFront.show_endpoint`."""

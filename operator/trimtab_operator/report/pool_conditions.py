@@ -9,15 +9,15 @@ from typing import Any, Final
 
 from trimtab_operator.api.policy import PolicyError
 from trimtab_operator.children.labels import INSTALL, Component, selector
-from trimtab_operator.conditions import Finding, condition
 from trimtab_operator.kube import Object
 from trimtab_operator.policy_document import ANSWER_S, wait_s
-from trimtab_operator.pool_facts import PoolFacts
-from trimtab_operator.pool_status import CONTROLLER
-from trimtab_operator.sidecar_conditions import prefix_aware, sidecars_injected
-from trimtab_operator.store_eviction import FIELD, SAFE
-from trimtab_operator.waiting_conditions import objectives_read, wait_in_force
-from trimtab_operator.wording import NAMES_SHOWN_MAX, counted, is_or_are, plural, sentence, so_many_are, some
+from trimtab_operator.report.conditions import Finding, condition
+from trimtab_operator.report.pool_facts import PoolFacts
+from trimtab_operator.report.pool_status import CONTROLLER
+from trimtab_operator.report.sidecar_conditions import prefix_aware, sidecars_injected
+from trimtab_operator.report.waiting_conditions import objectives_read, wait_in_force
+from trimtab_operator.report.wording import NAMES_SHOWN_MAX, counted, is_or_are, plural, sentence, so_many_are, some
+from trimtab_operator.store.eviction import FIELD, SAFE
 from trimtab_state.documents import PolicyName
 
 _IN_WORDS: Final[dict[PolicyName, str]] = {

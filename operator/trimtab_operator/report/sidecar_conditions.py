@@ -5,11 +5,11 @@ The one rule: as of all conditions: a reason for programs, what was found, and w
 
 from collections.abc import Sequence
 
-from trimtab_operator.conditions import Finding
-from trimtab_operator.fleet_report import OTHER_SECRET
 from trimtab_operator.injection.marks import ENABLED, INJECT
-from trimtab_operator.pool_facts import PoolFacts
-from trimtab_operator.wording import counted, plural, some
+from trimtab_operator.report.conditions import Finding
+from trimtab_operator.report.fleet_report import OTHER_SECRET
+from trimtab_operator.report.pool_facts import PoolFacts
+from trimtab_operator.report.wording import counted, plural, some
 
 
 def prefix_aware(facts: PoolFacts) -> Finding:

@@ -12,15 +12,15 @@ from trimtab_operator.apply import ApplyReport
 from trimtab_operator.children.desired import is_standalone
 from trimtab_operator.children.names import envoy_name, picker_name
 from trimtab_operator.children.store_secret import StoreAccess
-from trimtab_operator.fleet_report import read_fleet
 from trimtab_operator.injection.marks import ENABLED, INJECT
 from trimtab_operator.install import Install
 from trimtab_operator.kube import NAMESPACES, Kube, Object
 from trimtab_operator.membership.endpoints import Members
 from trimtab_operator.objectives import NONE, Objectives
-from trimtab_operator.picker_versions import running_versions
-from trimtab_operator.pool_facts import PoolFacts
 from trimtab_operator.pool_run import PoolRun
+from trimtab_operator.report.fleet_report import read_fleet
+from trimtab_operator.report.picker_versions import running_versions
+from trimtab_operator.report.pool_facts import PoolFacts
 from trimtab_state import Store
 from trimtab_state.store_url import parse_store_url
 

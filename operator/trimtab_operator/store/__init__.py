@@ -1,0 +1,1 @@
+"""The shared state's users: how the operator logs in, what each pool may do there."""
