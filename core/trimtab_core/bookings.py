@@ -101,10 +101,13 @@ class Bookings:
                 self.speculation.move(reservation.key, slot, awaited)
         self._watch.watch(reservation, self._missing(watched, slot))
 
-    def finish(self, reservation: Reservation, now_s: float) -> None:
+    def finish(self, reservation: Reservation, now_s: float, *, is_replica_gone: bool = False) -> None:
         """It ended. Its claim stays until the events are in; without a first token it goes at once."""
         self._watch.unwatch(reservation)
-        self.load.close(reservation, now_s)
+        if is_replica_gone:
+            self.load.close_of_gone(reservation, now_s)
+        else:
+            self.load.close(reservation, now_s)
         if reservation.is_queued:
             self.speculation.end(reservation.key)
 

@@ -73,7 +73,8 @@ class FleetLoad:
 
         What it counts beyond our own is external. Its count is older than ours: a request that it still counted may
         have ended here meanwhile. So "our own" is the most that were open at once since the previous report, and none
-        of ours ever shows as foreign; the price is that foreign requests show one report late while ours fall.
+        of ours ever shows as foreign; the price is that foreign requests show one report late while ours fall. Those
+        of a replica that is gone are nobody's.
         """
         self.external[slot] = max(0, requests - int(self._requests_peak[slot]))
         self._requests_peak[slot] = self.requests[slot]
@@ -111,6 +112,14 @@ class FleetLoad:
         self.requests[slot] -= reservation.batch
         self.weight_milli[slot] -= reservation.batch * reservation.weight_milli
         reservation.slot = NOWHERE
+
+    def close_of_gone(self, reservation: Reservation, now_s: float) -> None:
+        """As `close`, where it is its replica that ended: the request may go on in the engine, and from the next
+        report on it is external."""
+        slot = reservation.slot
+        self.close(reservation, now_s)
+        if slot != NOWHERE:
+            self._requests_peak[slot] -= reservation.batch
 
     def first_token(self, reservation: Reservation, now_s: float, *, teaches: bool) -> None:
         """Its first token is there, so its P goes. `teaches`: seen at this very time, so it tells the slot's rate."""

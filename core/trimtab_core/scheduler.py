@@ -291,7 +291,7 @@ class Scheduler:
     def peer_drop(self, incarnation: int, now_s: float) -> None:
         """The lease of another replica expired: all that it had open ends."""
         for reservation in self._peers.pop(incarnation, ()):
-            self._bookings.finish(reservation, now_s)
+            self._bookings.finish(reservation, now_s, is_replica_gone=True)
 
     # Hotspots
 

@@ -432,5 +432,8 @@ class ModelScheduler:
 
     def peer_drop(self, incarnation: int) -> None:
         for key in [key for key in self.open if key[0] == incarnation]:
+            slot, batch = self.open[key].slot, self.open[key].batch
             self.finish(key)
+            if slot in self.slots:
+                self.slots[slot].totals = [max(self.slots[slot].totals) - batch]
         self.ended = {key for key in self.ended if key[0] != incarnation}

@@ -470,6 +470,20 @@ def test_peers_teach_too() -> None:
     assert place(there, follow, now_s=100.0).hit_tokens[0] == 512
 
 
+def test_requests_of_a_replica_that_is_gone_are_external_from_the_engines_next_report_on() -> None:
+    scheduler = pool(1)
+    report = {"requests": 4, "block_tokens": 16, "kv_capacity_tokens": 0}
+    for of in range(3):
+        scheduler.peer_reserve(5, of, 0, 0, 1, NO_CHUNKS, NO_TOKENS, 0.0)
+    place(scheduler, request(1))
+    scheduler.report(0, now_s=1.0, **report)
+    assert scheduler.load().external.tolist() == [0]
+    scheduler.peer_drop(5, 1.5)
+    scheduler.report(0, now_s=2.0, **report)
+    assert (scheduler.load().requests.tolist(), scheduler.load().external.tolist()) == ([1], [3])
+    scheduler.check_invariants()
+
+
 def test_an_id_that_comes_again_takes_nothing_over_from_its_earlier_life() -> None:
     scheduler = pool(2)
     chain = prompt(text(("a", 32))).chain

@@ -179,6 +179,17 @@ impl FleetLoad {
         }
     }
 
+    /// As `close`, where it is its replica that ended: the request may go on in the engine, and from the next report on
+    /// it is external.
+    pub fn close_of_gone(&mut self, key: Key, reservations: &mut Reservations, now_s: f64) {
+        let Some(reservation) = reservations.get(&key) else { return };
+        let (slot, batch) = (reservation.slot, reservation.batch);
+        self.close(key, reservations, now_s);
+        if slot != NOWHERE {
+            self.requests_peak[slot as usize] -= batch;
+        }
+    }
+
     /// Its first token is there, so its P goes. `teaches`: seen at this very time, so it tells the slot's rate.
     pub fn first_token(&mut self, reservation: &mut Reservation, now_s: f64, teaches: bool, settings: &Settings) {
         if reservation.slot != NOWHERE && reservation.is_queued {

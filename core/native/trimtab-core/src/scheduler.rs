@@ -470,7 +470,10 @@ impl Scheduler {
     pub fn peer_drop(&mut self, incarnation: u64, now_s: f64) {
         if let Some(ledger) = self.peers.remove(&incarnation) {
             for id in ledger.open.into_values() {
-                self.ended((Origin::Peer(incarnation), id), now_s);
+                let key = (Origin::Peer(incarnation), id);
+                self.unwatch(key);
+                self.load.close_of_gone(key, &mut self.reservations, now_s);
+                self.forget(key);
             }
         }
     }
@@ -832,6 +835,10 @@ impl Scheduler {
     fn ended(&mut self, key: Key, now_s: f64) {
         self.unwatch(key);
         self.load.close(key, &mut self.reservations, now_s);
+        self.forget(key);
+    }
+
+    fn forget(&mut self, key: Key) {
         if let Some(reservation) = self.reservations.remove(&key)
             && reservation.is_queued
         {
