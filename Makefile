@@ -50,13 +50,13 @@ $(VENV)/.cargo: | $(VENV)/bin/python
 	@touch $@
 
 $(VENV)/.demo: $(SETUP) | $(VENV)/bin/python
-	@echo "Installing into $(VENV) (once$(if $(CARGO),; building what is native takes a minute or two)) ..."
+	@echo "Installing into $(VENV) (once$(if $(CARGO),; building what is native takes 2 to 6 minutes)) ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[demo]'
 	@$(SAY_NATIVE)
 	@touch $@
 
 $(VENV)/.dev: $(SETUP) | $(VENV)/bin/python
-	@echo "Installing into $(VENV), with test tools (once$(if $(CARGO),; building what is native takes a minute or two)) ..."
+	@echo "Installing into $(VENV), with test tools (once$(if $(CARGO),; building what is native takes 2 to 6 minutes)) ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@$(SAY_NATIVE)
 	@touch $@ $(VENV)/.demo

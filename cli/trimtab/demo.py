@@ -193,7 +193,7 @@ async def _replayed(policy: str, stack: Stack, plan: DemoPlan) -> Arm:
     # The two stacks have different ports; the engines are the same ones to a reader.
     names = {ports.address: f"pod {number}" for number, ports in enumerate(stack.engines, start=1)}
     results = [msgspec.structs.replace(result, endpoint=names.get(result.endpoint, "")) for result in results]
-    summary = summarise(results, scheduler_s=decision_times(pages))
+    summary = summarise(results, decision_s=decision_times(pages))
     return Arm(policy=policy, results=results, summary=summary, busy_share=busy, unchosen=_counted(allowed))
 
 

@@ -46,7 +46,7 @@ class RequestResult(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int
     endpoint: str
     """Empty if nobody told."""
-    scheduler_s: float | None
+    decision_s: float | None
     status: int
     """HTTP status; 0: no answer at all."""
     error: str = ""
@@ -163,7 +163,7 @@ class _Run:
             cached_tokens=reading.cached_tokens,
             output_tokens=reading.output_tokens,
             endpoint=reading.endpoint,
-            scheduler_s=reading.scheduler_s,
+            decision_s=reading.decision_s,
             status=reading.status,
             error=reading.error,
         )
@@ -207,7 +207,7 @@ class _Reading:
 
     __slots__ = (
         "cached_tokens", "endpoint", "error", "first_s", "is_done", "last_s", "output_tokens", "prompt_tokens",
-        "scheduler_s", "status",
+        "decision_s", "status",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -215,7 +215,7 @@ class _Reading:
         self.endpoint = self.error = ""
         self.first_s: float | None = None
         self.last_s = 0.0
-        self.scheduler_s: float | None = None
+        self.decision_s: float | None = None
         self.is_done = False
 
     def headers(self, response: aiohttp.ClientResponse) -> None:
@@ -223,7 +223,7 @@ class _Reading:
         self.endpoint = next((response.headers[name] for name in ENDPOINT_HEADERS if name in response.headers), "")
         decision = response.headers.get(SCHEDULER_HEADER, "")
         if decision.replace(".", "", 1).isdigit():
-            self.scheduler_s = float(decision) / 1e6
+            self.decision_s = float(decision) / 1e6
 
     def line(self, line: bytes) -> None:
         if not line.startswith(b"data: "):

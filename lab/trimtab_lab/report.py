@@ -30,19 +30,19 @@ class Summary(TypedDict):
     tpot_mean_s: float | None
     tpot_p99_s: float | None
     hit_rate: float | None
-    scheduler_p50_s: float | None
-    scheduler_p99_s: float | None
+    decision_p50_s: float | None
+    decision_p99_s: float | None
     requests: int
     failed: int
     requests_per_endpoint: dict[str, int]
 
 
-def summarise(results: Sequence[RequestResult], *, scheduler_s: Sequence[float] = ()) -> Summary:
-    """`scheduler_s`: times of the scheduling decisions, if they were measured elsewhere than in response headers."""
+def summarise(results: Sequence[RequestResult], *, decision_s: Sequence[float] = ()) -> Summary:
+    """`decision_s`: times of the scheduling decisions, if they were measured elsewhere than in response headers."""
     good = [result for result in results if result.is_ok]
     ttft = [result.ttft_s for result in good if result.ttft_s is not None]
     tpot = [result.tpot_s for result in good if result.tpot_s is not None]
-    decisions = list(scheduler_s) or [result.scheduler_s for result in good if result.scheduler_s is not None]
+    decisions = list(decision_s) or [result.decision_s for result in good if result.decision_s is not None]
     prompt_tokens = sum(result.prompt_tokens for result in good)
     served = Counter(result.endpoint for result in good if result.endpoint)
     return Summary(
@@ -53,8 +53,8 @@ def summarise(results: Sequence[RequestResult], *, scheduler_s: Sequence[float] 
         tpot_mean_s=_mean(tpot),
         tpot_p99_s=_quantile(tpot, 0.99),
         hit_rate=sum(result.cached_tokens for result in good) / prompt_tokens if prompt_tokens else None,
-        scheduler_p50_s=_quantile(decisions, 0.50),
-        scheduler_p99_s=_quantile(decisions, 0.99),
+        decision_p50_s=_quantile(decisions, 0.50),
+        decision_p99_s=_quantile(decisions, 0.99),
         requests=len(results),
         failed=len(results) - len(good),
         requests_per_endpoint=dict(sorted(served.items())),
@@ -72,8 +72,8 @@ def table(summaries: Mapping[str, Summary]) -> str:
         ("TPOT mean", "tpot_mean_s", "s"),
         ("TPOT p99", "tpot_p99_s", "s"),
         ("prefix hits", "hit_rate", "%"),
-        ("scheduler p50", "scheduler_p50_s", "s"),
-        ("scheduler p99", "scheduler_p99_s", "s"),
+        ("decision p50", "decision_p50_s", "s"),
+        ("decision p99", "decision_p99_s", "s"),
         ("requests", "requests", ""),
         ("failed", "failed", ""),
     ):

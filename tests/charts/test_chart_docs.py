@@ -6,6 +6,9 @@ from typing import Any
 import yaml
 from helm import CHART, ROOT, Helm, named, pod_specs
 
+from trimtab_operator.children.envoy import DEFAULT_RESOURCES as ENVOY
+from trimtab_operator.injection.quality import REQUESTS as SIDECAR
+
 PAGE = (ROOT / "docs" / "install.md").read_text()
 
 
@@ -43,3 +46,19 @@ def test_the_files_that_it_names_are_there() -> None:
         assert (ROOT / path).exists(), path
     for path in re.findall(r"\]\(([\w./-]+)(?:#[\w-]+)?\)", PAGE):
         assert (ROOT / "docs" / path).exists(), path
+
+
+def test_what_it_says_is_asked_for_is_what_chart_and_operator_ask_for(helm4: Helm) -> None:
+    specs = pod_specs(helm4.objects({}))
+    asked = {
+        name: specs[f"trimtab-{pod}"]["containers"][0]["resources"]
+        for name, pod in (("operator", "operator"), ("webhook", "webhook"), ("store", "valkey"))
+    }
+    asked |= {"Envoys of a pool": ENVOY, "sidecar, one in each engine's pod": {"requests": SIDECAR}}
+    for name, amounts in asked.items():
+        (row,) = re.findall(rf"^\| {name}\b.*\|$", PAGE, flags=re.MULTILINE)
+        requests = amounts["requests"]
+        cpu = "1 CPU" if requests["cpu"] == "1" else requests["cpu"]
+        assert f"{cpu}, {requests['memory']}" in row.replace("**", "")
+        limit = amounts.get("limits", {}).get("memory")
+        assert limit is None or name == "store" or limit in row

@@ -41,7 +41,7 @@ def result(**changed: object) -> RequestResult:
         "cached_tokens": 5,
         "output_tokens": 3,
         "endpoint": "pod 1",
-        "scheduler_s": None,
+        "decision_s": None,
         "status": 200,
     }
     return RequestResult(**(fields | changed))  # type: ignore[arg-type]

@@ -22,7 +22,7 @@ from trimtab_lab.vocabulary import Vocabulary
 def result(**changes: object) -> RequestResult:
     plain: dict[str, object] = {
         "index": 0, "due_s": 0.0, "late_s": 0.0, "ttft_s": 0.1, "tpot_s": 0.01, "total_s": 0.2, "prompt_tokens": 100,
-        "cached_tokens": 32, "output_tokens": 11, "endpoint": "10.0.0.1:8000", "scheduler_s": None, "status": 200,
+        "cached_tokens": 32, "output_tokens": 11, "endpoint": "10.0.0.1:8000", "decision_s": None, "status": 200,
     }  # fmt: skip
     return RequestResult(**(plain | changes))  # type: ignore[arg-type]
 
@@ -93,7 +93,7 @@ async def test_the_served_endpoint_and_the_scheduling_time_are_read_from_headers
     async with server(handler) as url:
         [entry] = await replay([Sending(due_s=0, body=b"{}")], ReplaySettings(url=url))
     assert entry.is_ok
-    assert (entry.endpoint, entry.scheduler_s, entry.cached_tokens) == ("10.0.0.7:8000", 87.5e-6, 0)
+    assert (entry.endpoint, entry.decision_s, entry.cached_tokens) == ("10.0.0.7:8000", 87.5e-6, 0)
     assert entry.tpot_s is None
 
 
@@ -133,7 +133,7 @@ async def test_nobody_listening_and_nobody_answering_are_failures() -> None:
 
 KEYS = {
     "ttft_mean_s", "ttft_p50_s", "ttft_p95_s", "ttft_p99_s", "tpot_mean_s", "tpot_p99_s", "hit_rate",
-    "scheduler_p50_s", "scheduler_p99_s", "requests", "failed", "requests_per_endpoint",
+    "decision_p50_s", "decision_p99_s", "requests", "failed", "requests_per_endpoint",
 }  # fmt: skip
 
 
@@ -143,13 +143,13 @@ def test_a_summary_counts_failures_apart_and_weighs_hits_by_tokens() -> None:
         result(ttft_s=0.3, prompt_tokens=300, cached_tokens=200, endpoint="10.0.0.2:8000"),
         result(ttft_s=9.0, error="timeout", cached_tokens=100),
     ]
-    summary = summarise(results, scheduler_s=[1e-4, 3e-4])
+    summary = summarise(results, decision_s=[1e-4, 3e-4])
     assert set(summary) == KEYS
     assert summary["ttft_mean_s"] == pytest.approx(0.2)
     assert summary["ttft_p50_s"] == pytest.approx(0.2)
     assert summary["ttft_p99_s"] == pytest.approx(0.298)
     assert summary["hit_rate"] == pytest.approx(0.5)
-    assert summary["scheduler_p50_s"] == pytest.approx(2e-4)
+    assert summary["decision_p50_s"] == pytest.approx(2e-4)
     assert (summary["requests"], summary["failed"]) == (3, 1)
     assert summary["requests_per_endpoint"] == {"10.0.0.1:8000": 1, "10.0.0.2:8000": 1}
 
@@ -158,7 +158,7 @@ def test_what_nobody_measured_is_none_and_shows_as_a_dash() -> None:
     summary = summarise([])
     assert set(summary) == KEYS
     assert summary["ttft_mean_s"] is None
-    assert summary["scheduler_p99_s"] is None
+    assert summary["decision_p99_s"] is None
     assert summary["hit_rate"] is None
     assert "TTFT mean" in table({"nothing": summary})
     assert "None" not in table({"nothing": summary})
