@@ -91,12 +91,18 @@ def _title(decision: Mapping[str, Any]) -> str:
     if decision.get("waited_s"):
         parts.append(f"waited {decision['waited_s']:.2f} s for a place" + (" in vain" if refused else ""))
     if decision.get("moved_from"):
-        parts.append(f"moved from {', '.join(decision['moved_from'])}, which another picker chose at the same moment")
+        others = ", ".join(decision["moved_from"])
+        parts.append(f"moved from {others}, which another picker chose at the same moment, or which went then")
     if decision.get("request_id"):
         parts.append(f"request {decision['request_id']}")
     if decision.get("picker"):
         parts.append(f"picker {decision['picker']}")
-    return ", ".join(parts)
+    return _printable(", ".join(parts))
+
+
+def _printable(text: str) -> str:
+    """Clients choose some of the words, and a terminal obeys characters that are no text."""
+    return "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text)
 
 
 def _row(endpoint: Mapping[str, Any]) -> tuple[str, ...]:

@@ -213,6 +213,16 @@ class Chooser:
             is_streamed=parsed.stream,
         )
 
+    def is_possible(self, choice: Choice) -> bool:
+        """Whether its endpoint can still take the request: a pod may have been deleted since, or have begun to
+        drain."""
+        endpoint, view = choice.endpoint, self._fleet.view(choice.prepared.parsed.model)
+        if view is choice.view:
+            return True
+        eligible = self._eligible.of(self.group(choice.request, choice.prepared, view), view)
+        is_same = self._table.at_slot(endpoint.slot) is endpoint
+        return is_same and endpoint.slot < len(eligible) and bool(eligible[endpoint.slot])
+
     def withdraw(self, choice: Choice) -> None:
         """Nobody will use it. Idempotent."""
         self._reservations.finished(choice.placement.reservation_id, now_s=self._clock())

@@ -105,28 +105,35 @@ class Confirmation:
         result = "kept"
         while isinstance(outcome, Choice):
             taken = await peers.answer(unconfirmed.question, until_s)
-            if taken is None:
-                result = "late" if loop.time() >= until_s else "unknown"
-                break
-            if outcome.endpoint.name not in taken:
-                break
-            if len(unconfirmed.moved_from) + 1 == CHOICES_MAX:
-                result = "unsettled"
-                break
+            if self._chooser.is_possible(outcome):
+                if taken is None:
+                    result = "late" if loop.time() >= until_s else "unknown"
+                    break
+                if outcome.endpoint.name not in taken:
+                    break
+                if len(unconfirmed.moved_from) + 1 == CHOICES_MAX:
+                    result = "unsettled"
+                    break
             before = outcome
-            unconfirmed.choice = None
-            self._chooser.withdraw(before)
-            outcome = self._chooser.choose(
-                before.request, before.prepared, clock(), waited_s=before.waited_s, is_again=True
-            )
+            outcome = self._again(unconfirmed, before, clock())
             if not isinstance(outcome, Choice):
                 result = "refused"
                 break
-            unconfirmed.choice = outcome
             if outcome.endpoint.name == before.endpoint.name:
                 break  # it is the best all the same
             result = "moved"
             unconfirmed.moved_from += (before.endpoint.name,)
+            if taken is None or len(unconfirmed.moved_from) == CHOICES_MAX:
+                break  # nobody is asked any more
             unconfirmed.question = peers.ask()
         self._observer.confirmed(seconds=loop.time() - unconfirmed.since_s, result=result)
+        return outcome
+
+    def _again(self, unconfirmed: Unconfirmed, before: Choice, now_s: float) -> Choice | Refused | None:
+        """Another choice in place of that one."""
+        unconfirmed.choice = None
+        self._chooser.withdraw(before)
+        outcome = self._chooser.choose(before.request, before.prepared, now_s, waited_s=before.waited_s, is_again=True)
+        if isinstance(outcome, Choice):
+            unconfirmed.choice = outcome
         return outcome

@@ -8,6 +8,7 @@ is awaited where the prompt is large, and holds nothing; what may come after it,
 from collections.abc import Callable, Hashable, Set
 from dataclasses import dataclass
 from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 
@@ -63,6 +64,15 @@ class Undecided:
         """Its choice, where there is one already."""
 
 
+class Ticket(NamedTuple):
+    """Of a request that waits for a place."""
+
+    request: Decide
+    prepared: Prepared
+    is_again: bool
+    """It had one, and others were there before."""
+
+
 class Picker:
     """Picks endpoints. All calls from one event loop."""
 
@@ -106,7 +116,7 @@ class Picker:
             prefill_rate=lambda slot: float(scheduler.load().prefill_rate[slot]),
             peers=peers,
         )
-        self.waiting: WaitingRoom[tuple[Decide, Prepared]] = WaitingRoom(
+        self.waiting: WaitingRoom[Ticket] = WaitingRoom(
             place=self._place_waiting,
             keep=self._kept_for,
             give_back=self._give_back,
@@ -138,12 +148,13 @@ class Picker:
                 outcome = self._tried(undecided)
                 if isinstance(outcome, Placed | Refused):
                     return outcome
+            is_again = undecided.unconfirmed is not None
             if undecided.unconfirmed is not None:
                 confirmed = await self._confirmed(undecided.unconfirmed)
                 undecided.unconfirmed = None
                 if confirmed is not None:
                     return confirmed
-            return await self._wait(undecided.request, undecided.prepared, undecided.started_s)
+            return await self._wait(Ticket(undecided.request, undecided.prepared, is_again), undecided.started_s)
         finally:
             self.drop(undecided)
 
@@ -216,20 +227,21 @@ class Picker:
     def _endpoints_of(self, group: Hashable) -> bytes:
         return self._waited_for(group).tobytes()
 
-    def _kept_for(self, ticket: tuple[Decide, Prepared]) -> int | None:
+    def _kept_for(self, ticket: Ticket) -> int | None:
         """Of the endpoints that could take it the one with the fewest requests: the next to have room for it."""
-        candidates = np.flatnonzero(self._eligible.of(self._chooser.group(*ticket)))
+        candidates = np.flatnonzero(self._eligible.of(self._chooser.group(ticket.request, ticket.prepared)))
         if not len(candidates):
             return None
         load = self._scheduler.load()
         return int(candidates[np.argmin((load.requests + load.external)[candidates])])
 
-    async def _wait(self, request: Decide, prepared: Prepared, started_s: float) -> Placed | Refused:
+    async def _wait(self, ticket: Ticket, started_s: float) -> Placed | Refused:
+        request, prepared = ticket.request, ticket.prepared
         priority = self._priority(request, prepared)
         if priority < 0:
             return self._chooser.refused(request, prepared, "sheddable")
         outcome = await self.waiting.wait(
-            (request, prepared),
+            ticket,
             group=self._chooser.group(request, prepared),
             tenant=self._fleet.class_terms.classes.tenant(request.headers),
             priority=priority,
@@ -241,15 +253,15 @@ class Picker:
             return outcome
         return self._chooser.refused(request, prepared, outcome, waited_s=self._clock() - started_s)
 
-    def _place_waiting(
-        self, ticket: tuple[Decide, Prepared], now_s: float, waited_s: float, kept: Set[int]
-    ) -> Placed | Refused | None:
+    def _place_waiting(self, ticket: Ticket, now_s: float, waited_s: float, kept: Set[int]) -> Placed | Refused | None:
         started_s = self._clock()
-        outcome = self._chooser.choose(*ticket, now_s, waited_s=waited_s, kept=kept)
+        request, prepared, is_again = ticket
+        outcome = self._chooser.choose(request, prepared, now_s, waited_s=waited_s, kept=kept, is_again=is_again)
         if outcome is None:
             return None
-        took_s = self._clock() - started_s
-        self._telemetry.decided(seconds=took_s, scheduler_seconds=took_s)
+        if not is_again:
+            took_s = self._clock() - started_s
+            self._telemetry.decided(seconds=took_s, scheduler_seconds=took_s)
         return self._announced(outcome)
 
     def _give_back(self, placed: Placed) -> None:

@@ -75,13 +75,24 @@ class AccessFolder:
             raise AccessError(f"{self.folder / URL_FILE}: {error}") from error
 
     async def found(self) -> PoolAccess:
-        """As soon as it is there. Raises AccessError."""
-        waited_s = 0.0
-        while (access := self.read()) is None:
-            if waited_s % REMIND_S == 0:
+        """As soon as it is there and makes sense."""
+        waited_s, problem = 0.0, ""
+        while True:
+            try:
+                access, found = self.read(), ""
+            except AccessError as error:
+                access, found = None, str(error)
+            if access is not None:
+                break
+            if waited_s % REMIND_S == 0 or found != problem:
+                problem = found
                 logger.warning(
                     "waiting for the pool's Secret: nothing is told of the engine, which serves all the same",
-                    extra={"pool": f"{self.namespace}/{self.name}", "folder": str(self.folder)},
+                    extra={
+                        "pool": f"{self.namespace}/{self.name}",
+                        "folder": str(self.folder),
+                        **({"error": problem} if problem else {}),
+                    },
                 )
             await asyncio.sleep(LOOK_S)
             waited_s += LOOK_S
@@ -89,10 +100,11 @@ class AccessFolder:
             logger.info("the pool's Secret is there", extra={"waited_s": waited_s})
         return access
 
-    async def changed(self, before: PoolAccess) -> None:
-        """Returns once the Secret says something else that makes sense."""
+    async def changed(self, before: PoolAccess) -> PoolAccess:
+        """What the Secret says, once that is something else that makes sense."""
         while True:
             with contextlib.suppress(AccessError):
-                if self.read() not in (None, before):
-                    return
+                access = self.read()
+                if access is not None and access != before:
+                    return access
             await asyncio.sleep(LOOK_S)

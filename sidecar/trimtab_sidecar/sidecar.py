@@ -84,9 +84,10 @@ class Sidecar:
             assert self._settings.access is not None
             await self._work_with(self._settings.access)
             return
+        access = await folder.found()
         while True:
-            access = await folder.found()
-            await _first(folder.changed(access), self._work_with(access))
+            # What it has changed to, and not what is there once the parts have ended: that may be nothing, or nonsense.
+            access = await _first(folder.changed(access), self._work_with(access))
             logger.warning("the pool's Secret has changed: starting anew with it")
 
     async def _work_with(self, access: PoolAccess) -> None:
@@ -197,8 +198,9 @@ async def _together(parts: list[Coroutine[Any, Any, None]]) -> None:
             tasks.create_task(part)
 
 
-async def _first(*parts: Coroutine[Any, Any, Any]) -> None:
-    """Until one of them has ended; the others are cancelled, and have ended too. Raises what one has raised."""
+async def _first(*parts: Coroutine[Any, Any, Any]) -> Any:
+    """Until one of them has ended; the others are cancelled, and have ended too. What the first part has returned, if
+    it was that. Raises what one has raised."""
     tasks = [asyncio.ensure_future(part) for part in parts]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -209,3 +211,4 @@ async def _first(*parts: Coroutine[Any, Any, Any]) -> None:
     for error in ended:
         if isinstance(error, Exception):
             raise error
+    return ended[0]

@@ -32,6 +32,11 @@ class EntryTail(Generic[E]):
         """The least position from which the row can be replayed; 0 if it is empty."""
         return self._entries[0][0].sequence - 1 if self._entries else 0
 
+    @property
+    def newest(self) -> int:
+        """The position of the newest entry; 0 if it is empty."""
+        return self._entries[-1][0].sequence if self._entries else 0
+
     def add(self, entry: E, weight: int) -> None:
         """An entry that is older than the newest one is ignored."""
         if self._entries:

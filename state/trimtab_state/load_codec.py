@@ -33,6 +33,8 @@ SAMPLES_MAX = 0xFFFF
 """Samples of one operation."""
 OPERATIONS_MAX = 1 << 20
 """Operations in one value that a reader accepts."""
+SAMPLES_PER_OPERATION = 64
+"""That are as much work as an operation without any."""
 LEASE_HEAD_BYTES = 25
 """The front of a lease that tells liveness and position."""
 
@@ -107,6 +109,15 @@ def writer_of_load_entry(data: bytes) -> int | None:
     """The incarnation that wrote an entry, without reading its operations; None where that cannot be told."""
     is_known = len(data) > _POSITION.size and data[0] in VERSIONS
     return int(_POSITION.unpack_from(data, 1)[0]) if is_known else None
+
+
+def work_of_load_entry(data: bytes) -> int:
+    """How much there is to read in an entry, without reading it: its operations, and samples at 64 for one; 0 where
+    that cannot be told."""
+    if len(data) < 1 + _POSITION.size + _COUNTS.size or data[0] not in VERSIONS:
+        return 0
+    operations, _, samples = _COUNTS.unpack_from(data, 1 + _POSITION.size)
+    return int(operations) + int(samples) // SAMPLES_PER_OPERATION
 
 
 def decode_load_entry(data: bytes) -> LoadEntry:

@@ -60,6 +60,9 @@ class _Peer:
     position: int | None = None
     is_synced: bool = False
     renewal: int = -1
+    claims: tuple[int, int] = (0, 0)
+    """The newest positions in what was read by the last two renewals, the older first: no later lease is behind them,
+    unless somebody else has written them."""
     announced: int = 0
     """Position in a lease that is beyond ours; still beyond at the next look: something was missed."""
     open: dict[int, _Open] = field(default_factory=dict)
@@ -114,7 +117,7 @@ class LoadFollower:
         peer = self._peer(incarnation, now_s)
         if peer is None:
             return
-        self._see(peer, lease.head, now_s)
+        self._see(incarnation, peer, lease.head, now_s)
         if peer.is_synced:
             self.wanted.discard(incarnation)
             return
@@ -145,7 +148,7 @@ class LoadFollower:
             peer = self._peer(incarnation, now_s)
             if peer is None:
                 continue
-            self._see(peer, head, now_s)
+            self._see(incarnation, peer, head, now_s)
             if peer.is_synced and head.sequence > (peer.position or 0):
                 if caught_up and peer.announced > 0 and (peer.position or 0) < peer.announced:
                     self._lose(incarnation, peer)
@@ -179,10 +182,19 @@ class LoadFollower:
         self.wanted.add(incarnation)
         return peer
 
-    def _see(self, peer: _Peer, head: LeaseHead, now_s: float) -> None:
-        if head.renewal != peer.renewal:
-            peer.renewal = head.renewal
-            peer.alive_s = now_s
+    def _see(self, incarnation: int, peer: _Peer, head: LeaseHead, now_s: float) -> None:
+        if head.renewal == peer.renewal:
+            return
+        older, newer = peer.claims
+        if head.renewal > peer.renewal and head.sequence < older:
+            # A damaged entry or lease: believing it, we would wait for ever for what it says is to come.
+            self._lose(incarnation, peer)
+            peer.tail.clear()
+            peer.position = None if peer.position is None else 0
+            newer = 0
+        peer.claims = (newer, max(peer.position or 0, peer.tail.newest))
+        peer.renewal = head.renewal
+        peer.alive_s = now_s
 
     def _lose(self, incarnation: int, peer: _Peer) -> None:
         self.wanted.add(incarnation)

@@ -28,6 +28,7 @@ from .load_codec import (
     decode_lease,
     decode_lease_head,
     decode_load_entry,
+    work_of_load_entry,
     writer_of_load_entry,
 )
 from .load_follower import LoadFollower
@@ -46,6 +47,9 @@ T = TypeVar("T")
 
 SLICE_S = 0.002
 """After this long of applying entries the event loop gets a turn."""
+BEHIND_WORK_MAX = 1_024
+"""Operations (as `work_of_load_entry` counts) that are applied in one step of what the publisher has read for us, some
+10 ms; more are left to our own reads: a peer that was cut off for a while tells all at once."""
 READS_AT_ONCE = 4
 """Entries that come alone, or a few of them, are read at once."""
 VALUES_PER_READ_MAX = 256
@@ -376,12 +380,15 @@ class PoolFollower:
         return ("XREVRANGE", self._keys.load_log, "+", following, "COUNT", self._settings.read_entries_max)
 
     def take_behind(self, reply: "list[tuple[bytes, dict[bytes, bytes] | None]] | None") -> bool:
-        """Passes them on, unless they are of a log that is not followed (any more), or some are missing. Whether it
-        did."""
+        """Passes them on, unless they are of a log that is not followed (any more), some are missing, or they are too
+        many. Whether all were passed on."""
         entries = reply or []
         if not self.connected or self.counters.resyncs != self._resyncs_behind:
             return False
         if len(entries) >= self._settings.read_entries_max:
+            return False
+        news = (fields.get(b"b", b"") for _, fields in entries if fields)
+        if sum(work_of_load_entry(data) for data in news if not self._is_own(data)) > BEHIND_WORK_MAX:
             return False
         for entry_id, fields in reversed(entries):
             self._read(self._keys.load_log, parse_id(entry_id), fields)
@@ -402,7 +409,7 @@ class PoolFollower:
                 self.counters.load_entries += 1
                 data = fields.get(b"b", b"")
                 # With one replica all entries are our own: reading their operations only to skip them is half the work.
-                if writer_of_load_entry(data) not in self._own_incarnations:
+                if not self._is_own(data):
                     entry = decode_load_entry(data)
                     for operation in entry.operations:
                         if operation.kind in (LoadKind.RESERVE, LoadKind.MOVED):
@@ -412,6 +419,9 @@ class PoolFollower:
                 self._noticed.add(notice)
         except CodecError as error:
             self._skip("entry", error)
+
+    def _is_own(self, entry: bytes) -> bool:
+        return writer_of_load_entry(entry) in self._own_incarnations
 
     def _skip(self, what: str, error: CodecError) -> None:
         self.counters.malformed += 1

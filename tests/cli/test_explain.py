@@ -100,7 +100,7 @@ def test_an_objective_that_nobody_knows_is_told_as_such() -> None:
 
 def test_a_request_that_went_elsewhere_than_first_chosen_says_so() -> None:
     title = as_table(decision(moved_from=["10.0.0.7:8000"])).splitlines()[0]
-    assert "moved from 10.0.0.7:8000, which another picker chose at the same moment, request r-1" in title
+    assert "moved from 10.0.0.7:8000, which another picker chose at the same moment, or which went then" in title
 
 
 def test_a_refused_request_is_told_with_what_kept_each_endpoint_from_it() -> None:
@@ -197,3 +197,9 @@ def test_a_page_that_is_no_pickers_is_an_error(picker_pages: Any, capsys: pytest
     with pytest.raises(SystemExit):
         main(["explain", "--url", picker_pages([], status=404)])
     assert "is this a picker's metrics port?" in capsys.readouterr().err
+
+
+def test_a_client_that_sends_a_terminals_commands_is_not_obeyed() -> None:
+    shown = as_table(decision(request_id="r\x9b2J", objective="\x1b]0;gold\x07\u202e", objective_known=False))
+    assert "request r\ufffd2J" in shown
+    assert "objective \ufffd]0;gold\ufffd\ufffd (not known)" in shown

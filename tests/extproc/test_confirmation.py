@@ -226,20 +226,91 @@ async def test_the_place_that_it_gives_up_is_for_those_who_wait(rig: PickerRig, 
     assert isinstance(await small, Placed)
 
 
+def arrivals(rig: PickerRig) -> int:
+    """Requests that the hotspot detector has counted."""
+    view: HotspotView = rig.scheduler.hotspots()
+    return view.arrivals
+
+
 async def test_the_hotspot_detector_counts_a_request_once(rig: PickerRig, peers: Peers) -> None:
     rig.announce(A, B, policy=Policy(hotspots="act"))
-
-    def arrivals() -> int:
-        view: HotspotView = rig.scheduler.hotspots()
-        return view.arrivals
-
     first, deciding = begun(rig)
     takes(rig, first)
     peers.say(first)
     await turn()
     peers.say()
     await deciding
-    assert arrivals() == 1
+    assert arrivals(rig) == 1
+
+
+async def test_one_that_had_a_place_and_then_waits_is_counted_once_too(rig: PickerRig, peers: Peers) -> None:
+    rig.announce(A, B, policy=Policy(hotspots="act", batch_limit=1, overflow=Overflow(wait_s=5.0)))
+    _, deciding = begun(rig)
+    takes(rig, A, 1)
+    takes(rig, B, 2)
+    peers.say(A, B)
+    await turn()
+    assert len(rig.picker.waiting) == 1
+    rig.fleet.on_peer_finished(PEER, 2)
+    rig.picker.waiting.advance(rig.now_s)
+    assert isinstance(await deciding, Placed)
+    assert arrivals(rig) == 1
+    assert rig.count("trimtab_decision_seconds_count") == 1
+    assert rig.count("trimtab_decisions_total") == 1
+
+
+def _deleted(rig: PickerRig, endpoint: str) -> None:
+    rig.announce(*({A, B, C} - {endpoint}))
+
+
+def _asleep(rig: PickerRig, endpoint: str) -> None:
+    rig.beat(endpoint, state="asleep", beat=2)
+
+
+@pytest.mark.parametrize("change", [_deleted, _asleep])
+@pytest.mark.parametrize("is_known", [True, False], ids=["with an answer", "without"])
+async def test_an_endpoint_that_goes_meanwhile_is_not_sent_the_request(
+    rig: PickerRig, peers: Peers, change: Callable[[PickerRig, str], None], is_known: bool
+) -> None:
+    rig.announce(A, B, C)
+    first, deciding = begun(rig)
+    change(rig, first)
+    peers.say(is_known=is_known)
+    await turn()
+    if is_known:
+        peers.say()
+    placed = await deciding
+    assert isinstance(placed, Placed)
+    assert placed.endpoint != first
+    assert rig.requests().get(first, 0) == 0
+    assert rig.requests()[placed.endpoint] == 1
+    assert rig.last()["moved_from"] == [first]
+
+
+async def test_one_for_which_none_is_left_is_refused(rig: PickerRig, peers: Peers) -> None:
+    _, deciding = begun(rig)
+    rig.beat(A, state="asleep", beat=2)
+    rig.beat(B, state="asleep", beat=2)
+    peers.say()
+    refused = await deciding
+    assert isinstance(refused, Refused)
+    assert refused.status == 503
+    assert len(rig.reservations) == 0
+
+
+async def test_endpoints_that_come_and_go_do_not_hold_it_up_for_ever(rig: PickerRig, peers: Peers) -> None:
+    chosen, deciding = begun(rig)
+    for number in range(1, 2 * CHOICES_MAX):
+        if deciding.done():
+            break
+        rig.announce(*(f"10.0.{number}.{last}:8000" for last in range(2)))
+        peers.say()
+        await turn()
+    placed = await deciding
+    assert isinstance(placed, Placed)
+    assert placed.endpoint != chosen
+    assert peers.asked <= CHOICES_MAX
+    assert sum(rig.requests().values()) == 1
 
 
 def _not_askable(_: PickerRig, peers: Peers) -> None:

@@ -13,7 +13,10 @@ from valkey_server import ValkeyProcess, running
 from zmq_engine import until
 
 from trimtab_core.chunks import pool_seed, seed_digest
+from trimtab_sidecar import pool_access
 from trimtab_sidecar.pool_access import CURRENT, AccessError, AccessFolder, PoolAccess
+from trimtab_sidecar.settings import parse_settings
+from trimtab_sidecar.sidecar import Sidecar
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +61,53 @@ def test_a_folder_is_read_whole_or_not_at_all(tmp_path: Path) -> None:
     with pytest.raises(AccessError, match="store-url"):
         access.read()
     assert AccessFolder(folder=tmp_path / "nowhere", namespace="n", name="p").read() is None
+
+
+async def test_one_that_makes_no_sense_is_waited_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(pool_access, "LOOK_S", 0.001)
+    mount = Mount(tmp_path / "access")
+    mount.put(store_url="http://store", secret="s")
+    finding = asyncio.create_task(mount.access().found())
+    await until(lambda: "store-url" in "".join(str(record.__dict__.get("error")) for record in caplog.records))
+    assert not finding.done(), "the engine serves all the same"
+    mount.put(store_url="redis://store", secret="s")
+    assert (await finding).store_url == "redis://store"
+
+
+async def test_what_it_changed_to_counts_whatever_is_there_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool_access, "LOOK_S", 0.001)
+    mount = Mount(tmp_path / "access")
+    mount.put(store_url="redis://one", secret="s")
+    worked_with: list[str] = []
+    settings = parse_settings(
+        ["--pool-name", POOL, "--pool-namespace", NAMESPACE, "--endpoint-host", "10.0.0.1",
+         "--access-dir", str(mount.folder), "--metrics-port", "-1"],
+        {},
+    )  # fmt: skip
+    sidecar = Sidecar(settings)
+
+    async def work_with(access: PoolAccess) -> None:
+        worked_with.append(access.store_url)
+        try:
+            await asyncio.Event().wait()
+        finally:  # its last words take a moment, and it changes once more
+            if access.store_url == "redis://one":
+                mount.put(store_url="http://nonsense", secret="s")
+                await asyncio.sleep(0.01)
+
+    monkeypatch.setattr(sidecar, "_work_with", work_with)
+    working = asyncio.create_task(sidecar._work())
+    for number, url in enumerate(("redis://one", "redis://two", "redis://three"), 1):
+        mount.put(store_url=url, secret="s")
+        await until(lambda number=number: len(worked_with) == number or working.done())
+    assert worked_with == ["redis://one", "redis://two", "redis://three"]
+    working.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await working
 
 
 @pytest.fixture

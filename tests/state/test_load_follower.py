@@ -401,3 +401,41 @@ def test_nothing_of_a_peer_outlives_its_goodbye_wherever_that_stands() -> None:
             follower.lease(1, lease(sequence + 2, reserve(4)), 0.0)
             follower.check_invariants()
             assert (mirror.gone_peers, mirror.peers, follower.peers) == ([1], {}, ())
+
+
+def test_an_entry_from_a_future_that_never_comes_costs_some_renewals_and_not_the_peer() -> None:
+    mirror, follower = started(reserve(1))
+    follower.entry(LoadEntry(1, 1 << 60, [reserve(9)]), 1.0)
+    follower.entry(LoadEntry(1, 6, [reserve(2)]), 1.0)
+    for renewal in (2, 3, 4):
+        assert follower.wanted == {1}
+        follower.lease(1, lease(5 + renewal, reserve(2), renewal=renewal), 2.0 * renewal)
+    assert not follower.wanted
+    follower.entry(LoadEntry(1, 10, [reserve(3)]), 9.0)
+    assert set(mirror.peers[1]) == {2, 3}
+    follower.check_invariants()
+
+
+def test_nor_does_a_lease_from_there() -> None:
+    mirror, follower = started(reserve(1))
+    follower.entry(LoadEntry(1, 7, [reserve(9)]), 1.0)
+    follower.lease(1, lease(1 << 60, reserve(8), renewal=2), 1.0)
+    follower.entry(LoadEntry(1, 8, [reserve(2)]), 1.0)
+    for renewal in (3, 4, 5):
+        follower.heads({1: LeaseHead(1, 7 + renewal, renewal)}, 2.0 * renewal, caught_up=True)
+    assert follower.wanted == {1}
+    follower.lease(1, lease(12, reserve(2), renewal=5), 11.0)
+    follower.entry(LoadEntry(1, 13, [reserve(3)]), 11.0)
+    assert set(mirror.peers[1]) == {2, 3}
+    follower.check_invariants()
+
+
+def test_a_lease_that_was_written_before_what_was_read_meanwhile_is_no_fault() -> None:
+    mirror, follower = started(reserve(1))
+    for sequence in range(6, 10):
+        follower.entry(LoadEntry(1, sequence, [reserve(sequence)]), 1.0)
+    follower.heads({1: LeaseHead(1, 7, 2)}, 2.0, caught_up=True)
+    follower.heads({1: LeaseHead(1, 8, 3)}, 3.0, caught_up=True)
+    follower.heads({1: LeaseHead(1, 9, 4)}, 3.0, caught_up=True)
+    assert not follower.wanted
+    assert len(mirror.peers[1]) == 5

@@ -8,9 +8,11 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from pool_processes import KEYS, QUICK, Replica, tasks, until
+from test_store_topologies import cluster
 from valkey_server import ValkeyProcess
 
 from trimtab_state import PoolFollower, Store, connect
+from trimtab_state.load_codec import LoadEntry, LoadKind, LoadOperation, encode_load_entry
 from trimtab_state.peer_placements import PLACEMENTS_MAX, PeerPlacements, PlacementTrail
 
 A, B, C = "10.0.0.1:8000", "10.0.0.2:8000", "10.0.0.3:8000"
@@ -230,3 +232,35 @@ async def test_what_is_too_much_for_one_look_is_left_to_the_follower(store_url: 
         await until(lambda: one.mirror.open_load() == two.load(), "nothing is left out")
         assert one.follower.load.gaps == 0
     await store.close()
+
+
+async def test_a_peer_that_tells_much_at_once_does_not_hold_up_the_loop(store_url: str) -> None:
+    store = connect(store_url, QUICK)
+    async with replicas(store, 2) as (one, two):
+        follower = one.follower
+        peer = follower.load._peers[two.publisher.incarnation]
+        await until(lambda: peer.is_synced)
+        entries, position = [], peer.position or 0
+        for number in range(1, 4):
+            operations = [LoadOperation(LoadKind.RESERVE, 1_000 * number + n, B, 10, 1) for n in range(400)]
+            data = encode_load_entry(LoadEntry(two.publisher.incarnation, position + number, operations))
+            entries.append((f"{1 << 45}-{number}".encode(), {b"b": data}))
+        follower.read_behind()
+        assert not follower.take_behind(entries[::-1])
+        assert not one.mirror.open_load(), "its own reads pass them on, which make way for others"
+        assert follower.take_behind(entries[1::-1])
+        assert len(one.mirror.open_load()) == 800
+    await store.close()
+
+
+async def test_over_a_cluster_it_is_the_same() -> None:
+    async with cluster() as (server, _):
+        store = connect(f"redis+cluster://127.0.0.1:{server.port}", QUICK)
+        async with replicas(store, 2) as (one, two):
+            asked = []
+            for replica in (one, two):
+                replica.reserve(1, A)
+                asked.append((peers_of(replica), peers_of(replica).ask()))
+            found = [await peers.answer(question, until_s()) for peers, question in asked]
+            assert sorted(map(sorted, map(list, found))) == [[], [A]]  # type: ignore[arg-type]
+        await store.close()
