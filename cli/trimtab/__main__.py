@@ -34,7 +34,10 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command's entry point. Exit status: 0 done, 1 a part failed, 2 wrong usage, 130 interrupted."""
+    """The command's entry point. Exit status: 0 done, 1 a part failed, 2 wrong usage, 130 interrupted.
+
+    Interrupting is how `local` and `top --watch` are done.
+    """
     try:
         options, unknown = _parser().parse_known_args(arguments)
         if unknown:
@@ -157,7 +160,8 @@ def _demo(options: argparse.Namespace) -> None:
 def _local(options: argparse.Namespace) -> None:
     from trimtab.local import local
 
-    _run(local(_choice(options), say=_say))
+    with contextlib.suppress(asyncio.CancelledError):
+        _run(local(_choice(options), say=_say))
 
 
 def _explain(options: argparse.Namespace) -> None:
@@ -175,7 +179,8 @@ def _top(options: argparse.Namespace) -> None:
         print(asyncio.run(top(urls)))
         return
     start = CLEAR if sys.stdout.isatty() else "\n"
-    _run(watch(urls, every_s=options.watch, show=lambda text: _say(start + text)))
+    with contextlib.suppress(asyncio.CancelledError):
+        _run(watch(urls, every_s=options.watch, show=lambda text: _say(start + text)))
 
 
 def _choice(options: argparse.Namespace) -> EngineChoice:

@@ -6,9 +6,10 @@ Its one rule: what it prints works as printed. It must not send requests of its 
 from __future__ import annotations
 
 import asyncio
-import shutil
+import shlex
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from trimtab.commands import MODEL_NAME
 from trimtab.engine_choice import EngineChoice
@@ -36,7 +37,7 @@ async def local(choice: EngineChoice, *, say: Callable[[str], None]) -> None:
 def usage(stack: Stack) -> str:
     """How to talk to the stack and look into it. Commands start at the left edge, so that they can be pasted whole."""
     urls = " ".join(f"--url {picker.url}" for picker in stack.pickers)
-    command = "trimtab" if shutil.which("trimtab") else f"{sys.executable} -m trimtab"
+    command = _command()
     return f"""\
 Ready: {stack.url}
 
@@ -57,8 +58,21 @@ END
 # Why the last requests went where they went (the endpoint is in the response header x-trimtab-endpoint, too):
 {command} explain {urls}
 
+# The endpoints as the pickers believe them now:
+{command} top {urls} --watch
+
 # Metrics of the pickers, and the logs of every process:
 {" ".join(f"{picker.url}/metrics" for picker in stack.pickers)}
 {stack.supervisor.log_dir}
 
 Ctrl-C ends it all."""
+
+
+def _command() -> str:
+    """As it is called from here: of the environment that this runs in, whether it is activated or not."""
+    python = Path(sys.executable)
+    command = python.with_name("trimtab")
+    if not command.exists():
+        return f"{shlex.quote(str(python))} -m trimtab"
+    here = Path.cwd()
+    return shlex.quote(str(command.relative_to(here) if command.is_relative_to(here) else command))

@@ -25,7 +25,7 @@ WAITING: Final = "trimtab_waiting_requests"
 PROMPT_TOKENS: Final = "trimtab_prompt_tokens_total"
 HIT_TOKENS: Final = "trimtab_predicted_hit_tokens_total"
 COLUMNS: Final = (
-    *("endpoint", "state", "cache", "B", "external", "reported", "queued", "P x B", "prefill/s", "KV", "chunks"),
+    *("endpoint", "state", "cache", "B", "external", "reported", "queued", "P x (B+1)", "prefill/s", "KV", "chunks"),
 )
 METRICS: Final = (PLACED, REFUSED, WAITING, PROMPT_TOKENS, HIT_TOKENS)
 
@@ -71,8 +71,9 @@ def as_text(looks: Sequence[Look], before: Sequence[Look] = ()) -> str:
     per = "/s" if earlier else ""
     headings = ("picker", "ready", "store", "open", f"requests{per}", f"refused{per}", "waiting", "hit rate", "index")
     lines += _aligned([headings, *(_picker_row(look, earlier.get(look.url), shown) for look in looks)])
-    if shown.state.get("endpoints"):
-        lines += ["", *_aligned([COLUMNS, *map(_endpoint_row, shown.state["endpoints"])])]
+    if endpoints := [row for row in shown.state.get("endpoints", ()) if row["member"] or row["requests"]]:
+        # Of those that are gone only what still has requests is of interest.
+        lines += ["", *_aligned([COLUMNS, *map(_endpoint_row, endpoints)])]
     return "\n".join(lines)
 
 
@@ -119,12 +120,13 @@ def _picker_row(look: Look, earlier: Look | None, shown: Look) -> tuple[str, ...
 
 
 def _endpoint_row(row: Mapping[str, Any]) -> tuple[str, ...]:
-    state = row["state"] if row["member"] else "not a member"
-    engines = row["reported_requests"]
+    state, engines = row["state"], row["reported_requests"]
+    # Whether a cache is known is worked out for those that may be chosen alone.
+    known = "exact" if row["candidate"] else "-"
     return (
         row["endpoint"],
         state if row["candidate"] or state != "serving" else "not chosen",
-        row["approximate"] or ("unsynced" if row["unsynced"] else "exact"),
+        row["approximate"] or ("unsynced" if row["unsynced"] else known),
         f"{row['requests'] + row['external']:,}",
         f"{row['external']:,}",
         "-" if engines is None else f"{engines:,}",

@@ -106,7 +106,7 @@ class PoolReport:
             "rank": endpoint.rank,
             "member": self._fleet.is_member(name),
             "candidate": is_candidate,
-            "state": heartbeat.state if heartbeat is not None else "no heartbeat",
+            "state": gauges.state,
             "approximate": view.approximate_reasons.get(endpoint.slot),
             "unsynced": self._fleet.is_unsynced(name),
             "models": sorted(heartbeat.models) if heartbeat is not None else [],

@@ -206,8 +206,16 @@ class _Reading:
     """One streamed answer as it comes in."""
 
     __slots__ = (
-        "cached_tokens", "endpoint", "error", "first_s", "is_done", "last_s", "output_tokens", "prompt_tokens",
-        "decision_s", "status",
+        "cached_tokens",
+        "decision_s",
+        "endpoint",
+        "error",
+        "first_s",
+        "is_done",
+        "last_s",
+        "output_tokens",
+        "prompt_tokens",
+        "status",
     )  # fmt: skip
 
     def __init__(self) -> None:

@@ -46,14 +46,21 @@ class _Found:
 
 
 class Objectives:
-    """`changed`: a pool has others now. All calls from one event loop."""
+    """`changed`: a pool has others now. `known`: from now on it is known what there is in a namespace, None: in all.
+    All calls from one event loop."""
 
-    def __init__(self, kube: Kube, *, rng: random.Random, changed: Callable[[PoolKey], None]) -> None:
-        self.synced = asyncio.Event()
-        """It is known everywhere what there is."""
+    def __init__(
+        self,
+        kube: Kube,
+        *,
+        rng: random.Random,
+        changed: Callable[[PoolKey], None],
+        known: Callable[[str | None], None],
+    ) -> None:
         self._kube = kube
         self._rng = rng
         self._changed = changed
+        self._known = known
         self._found: dict[tuple[str, str], _Found] = {}
         """By namespace and name."""
         self._of: dict[PoolKey, dict[str, _Found]] = {}
@@ -67,11 +74,10 @@ class Objectives:
                 self._kube, OBJECTIVES, namespace, sink, rng=self._rng, is_optional=True
             )
         async with asyncio.TaskGroup() as tasks:
-            for watch in self._watches.values():
+            for namespace, watch in self._watches.items():
                 tasks.create_task(watch.run())
-            for watch in self._watches.values():
-                await watch.synced.wait()
-            self.synced.set()
+                # One that may not be read holds up none of the others.
+                tasks.create_task(self._tell_known(namespace, watch))
 
     def of(self, key: PoolKey) -> PoolObjectives | None:
         """None: not known yet."""
@@ -86,6 +92,10 @@ class Objectives:
         """Why those of its namespace cannot be read, though the cluster has the kind; empty: they can."""
         watch = self._watch(key)
         return "" if watch is None else watch.refusal
+
+    async def _tell_known(self, namespace: str | None, watch: ObjectWatch) -> None:
+        await watch.synced.wait()
+        self._known(namespace)
 
     def _watch(self, key: PoolKey) -> ObjectWatch | None:
         return self._watches.get(key.namespace) or self._watches.get(None)

@@ -47,6 +47,8 @@ class PoolRun:
         clock: Callable[[], float],
     ) -> None:
         self.keys = PoolKeys(key.namespace, key.name)
+        self.pool: Pool | None = None
+        """As the last look has found it."""
         self.spec: PolicySpec | None = None
         """In force: what the last look has found good."""
         self.decision: Decision | None = None
@@ -98,6 +100,7 @@ class PoolRun:
 
         `objectives`: None: not known yet. `is_wait_borne`: no Envoy of the pool gives up before the wait that is asked.
         """
+        self.pool = pool
         self.spec = spec
         self._is_wait_borne = is_wait_borne
         if objectives is not None:

@@ -49,8 +49,8 @@ REFRESH_S: Final = 15.0
 ORPHANS_S: Final = 60.0
 """How often pools are looked for that went in our absence."""
 LET_GO_S: Final = 30.0
-"""A pool that is there but not ours any more is kept up for so long: its policy may be on its way from one file or tool
-to another, deleted and made again."""
+"""A pool that is there but not ours any more is kept up for so long, and one that is ours without its policy goes on by
+it: the policy may be on its way from one file or tool to another, deleted and made again."""
 CHANGED_S: Final = 0.5
 """Members that change are in the shared state at once; their numbers in the status follow after this."""
 
@@ -87,11 +87,13 @@ class PoolReconciler:
         self._voice = PoolVoice(kube, events, telemetry, clock=clock, let_go_s=let_go_s)
         self._claims = PoolClaims(kube, install, self._applier, self._access, events)
         self._zones = Zones(kube)
-        self._objectives = Objectives(kube, rng=rng, changed=self._has_other_objectives)
+        self._objectives = Objectives(kube, rng=rng, changed=self._has_other_objectives, known=self._knows_objectives)
         self._runs: dict[PoolKey, PoolRun] = {}
         self._facts = FactFinder(kube, store, install, self._objectives, self._runs)
         self._unwanted_since_s: dict[PoolKey, float] = {}
         """Pools that are there, and were ours until then."""
+        self._bereft_since_s: dict[PoolKey, float] = {}
+        """Pools that are ours without a policy, and go on by one that was there until then."""
         self._leaving: set[PoolKey] = set()
         """Pools whose removal has begun and did not end yet."""
         self.crd_problem = ""
@@ -102,7 +104,6 @@ class PoolReconciler:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._access.run())
             tasks.create_task(self._objectives.run(self._watches.namespaces))
-            tasks.create_task(self._know_objectives())
             tasks.create_task(self._find_orphans())
 
     async def close(self) -> None:
@@ -172,7 +173,8 @@ class PoolReconciler:
     def _spec(self, key: PoolKey, policies: Sequence[Object]) -> tuple[PolicySpec, PolicyError | None]:
         """In force: the oldest policy's, or the last good one, or the defaults."""
         if not policies:
-            return PolicySpec.default(key.name), None
+            return self._spec_without(key), None
+        self._bereft_since_s.pop(key, None)
         try:
             return PolicySpec.of(policies[0].get("spec")), None
         except PolicyError as error:
@@ -180,6 +182,21 @@ class PoolReconciler:
             if run is not None and run.spec is not None:
                 return run.spec, error
             return spec_in(self._watches.children(key), key) or PolicySpec.default(key.name), error
+
+    def _spec_without(self, key: PoolKey) -> PolicySpec:
+        """In force where no policy is: for a while what was before, then the defaults."""
+        run, default = self._runs.get(key), PolicySpec.default(key.name)
+        last = spec_in(self._watches.children(key), key) if run is None or run.spec is None else run.spec
+        if last is not None and last != default:
+            now_s = self._clock()
+            if key not in self._bereft_since_s:
+                log.info("pool %s is without its policy: it gets the defaults in %.0f s", key, self._let_go_s)
+            wait_s = self._bereft_since_s.setdefault(key, now_s) + self._let_go_s - now_s
+            if wait_s > 0:
+                self._queue.add(key, wait_s)
+                return last
+        self._bereft_since_s.pop(key, None)
+        return default
 
     # What runs.
 
@@ -255,6 +272,7 @@ class PoolReconciler:
         if (run := self._runs.pop(key, None)) is not None:
             await run.stop()
         self._unwanted_since_s.pop(key, None)
+        self._bereft_since_s.pop(key, None)
         self._voice.forget(key)
 
     async def _leave_to_the_other(self, key: PoolKey) -> None:
@@ -284,11 +302,11 @@ class PoolReconciler:
         if self._watches.is_known(key):
             self._queue.add(key)
 
-    async def _know_objectives(self) -> None:
-        await self._objectives.synced.wait()
+    def _knows_objectives(self, namespace: str | None) -> None:
         for key in self._runs:
             # Of those that have none any more nothing else says so.
-            self._queue.add(key)
+            if namespace in (None, key.namespace):
+                self._queue.add(key)
 
     async def _find_orphans(self) -> None:
         await self._watches.synced.wait()

@@ -13,8 +13,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from trimtab_operator.api.pool import PoolKey
-from trimtab_operator.report.pool_conditions import replicas
 from trimtab_operator.report.pool_facts import PoolFacts
+from trimtab_operator.report.rollout import replicas
 from trimtab_state.documents import PolicyName
 
 POOL: Final = ("pool_namespace", "pool")

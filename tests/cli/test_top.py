@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import pty
+import signal
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 
 from trimtab.__main__ import main
 from trimtab.probes import free_ports
-from trimtab.top import METRICS, Look, as_text
+from trimtab.top import CLEAR, METRICS, Look, as_text
 
 
 def endpoint(name: str, **changed: Any) -> dict[str, Any]:
@@ -57,9 +62,9 @@ def test_one_look_shows_totals_and_a_line_for_each_endpoint() -> None:
         "picker    ready  store  open  requests  refused  waiting  hit rate  index",
         "http://a    yes    yes     3       100        4        2     40.0%",
         "",
-        "endpoint          state  cache  B  external  reported  queued  P x B  prefill/s   KV  chunks",
-        "10.0.0.1:8000   serving  exact  4         1         4   1,200  6,002     15,000  46%   2,048",
-        "10.0.0.2:8000  draining  exact  4         1         4   1,200  6,002     15,000  46%   2,048",
+        "endpoint          state  cache  B  external  reported  queued  P x (B+1)  prefill/s   KV  chunks",
+        "10.0.0.1:8000   serving  exact  4         1         4   1,200      6,002     15,000  46%   2,048",
+        "10.0.0.2:8000  draining      -  4         1         4   1,200      6,002     15,000  46%   2,048",
     ]
 
 
@@ -87,8 +92,9 @@ def test_pickers_that_do_not_know_the_same_or_do_not_answer_are_told() -> None:
 def test_a_fallback_a_hotspot_and_what_is_not_known_are_said() -> None:
     hotspots = [{"acted_on": True}, {"acted_on": False}]
     rows = [
-        endpoint("a:1", approximate="no_heartbeat", state="no heartbeat", reported_requests=None, kv_usage=None),
-        endpoint("b:1", unsynced=True, member=False, candidate=False),
+        endpoint("a:1", approximate="no_heartbeat", state="no_heartbeat", reported_requests=None, kv_usage=None),
+        endpoint("b:1", member=False, candidate=False, state="not_member"),
+        endpoint("d:1", member=False, candidate=False, state="not_member", requests=0, external=0),
         endpoint("c:1", candidate=False),
     ]
     lines = as_text(
@@ -97,9 +103,31 @@ def test_a_fallback_a_hotspot_and_what_is_not_known_are_said() -> None:
     assert lines[0] == (
         "placed by round_robin (hotspot alarms), 1 of 2 endpoints may be chosen, hotspots: 2, 1 acted on"
     )
-    assert "no heartbeat  no_heartbeat  4         1         -" in lines[-3]
-    assert "not a member      unsynced" in lines[-2]
+    assert "no_heartbeat  no_heartbeat  4         1         -" in lines[-3]
+    assert lines[-2].split()[:4] == ["b:1", "not_member", "-", "4"], "what is gone is shown while it has requests"
     assert "not chosen" in lines[-1]
+    assert not any(line.startswith("d:1") for line in lines)
+
+
+@pytest.mark.parametrize(("is_terminal", "start"), [(True, CLEAR), (False, "\n")])
+def test_watching_draws_a_terminal_anew_scrolls_elsewhere_and_is_ended_by_an_interrupt(
+    is_terminal: bool, start: str
+) -> None:
+    [port] = free_ports(1)
+    ours, theirs = pty.openpty() if is_terminal else os.pipe()
+    url = f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-m", "trimtab", "top", "--watch", "--url", url]
+    with subprocess.Popen(command, stdout=theirs) as process:
+        os.close(theirs)
+        shown = ""
+        while "no answer" not in shown:
+            read = os.read(ours, 4096)
+            assert read, shown
+            shown += read.decode()
+        process.send_signal(signal.SIGINT)
+    os.close(ours)
+    assert shown.startswith(start + "picker")
+    assert process.returncode == 0
 
 
 def test_nobody_there_is_an_error_that_names_the_flag_and_the_remedy(capsys: pytest.CaptureFixture[str]) -> None:

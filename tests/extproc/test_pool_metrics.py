@@ -15,15 +15,18 @@ A, B, C = "10.0.0.1:8000", "10.0.0.2:8000", "10.0.0.3:8000"
 @pytest.fixture
 def rig() -> PickerRig:
     rig = PickerRig()
-    report = PoolReport(
+    rig.telemetry.watch(report_of(rig).gauges)
+    return rig
+
+
+def report_of(rig: PickerRig) -> PoolReport:
+    return PoolReport(
         scheduler=rig.scheduler,
         table=rig.table,
         fleet=rig.fleet,
         reservations=rig.reservations,
         clock=lambda: rig.now_s,
     )
-    rig.telemetry.watch(report.gauges)
-    return rig
 
 
 def shown(rig: PickerRig, name: str) -> dict[str, float]:
@@ -69,6 +72,8 @@ async def test_an_endpoint_has_one_state(rig: PickerRig) -> None:
     )
     rig.fleet.on_control(draining)
     assert state(rig, A) == ["draining"]
+    described = [report_of(rig).endpoint(name) for name in (A, C, "10.0.0.9:8000")]
+    assert [found and found["state"] for found in described] == ["draining", "not_member", "not_member"]
 
 
 async def test_only_endpoints_whose_cache_is_known_count_as_exact(rig: PickerRig) -> None:

@@ -1,15 +1,17 @@
 """Which policy counts for a pod: the one that the operator would take."""
 
+import base64
 import itertools
 import json
 from typing import Any
 
 import pytest
-from injection_pods import INSTALL, LABELS, engine, pod
+from injection_pods import INSTALL, LABELS, engine, patched, pod
 
 from trimtab_operator.injection.admission import Admission
+from trimtab_operator.injection.marks import LEFT_ALONE_NOTE
 from trimtab_operator.injection.outcome import Skip
-from trimtab_operator.injection.pod_bounds import REVIEW_BYTES_MAX
+from trimtab_operator.injection.pod_bounds import NOTES_BYTES_MAX, REVIEW_BYTES_MAX
 from trimtab_operator.injection.pool_book import Match, PoolBook
 from trimtab_operator.kube import Object
 
@@ -97,6 +99,21 @@ def test_a_policy_without_a_pool_counts_for_none(spec: Any) -> None:
     assert outcome(book) == "b"
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_of_two_pools_that_ask_the_older_keeps_injection(order: int) -> None:
+    book = PoolBook(INSTALL.namespace)
+    for name, day in [("chat", 2), ("all", 3)][::order]:
+        body = pool_body(name)
+        body["metadata"]["creationTimestamp"] = f"2026-01-{day:02}T00:00:00Z"
+        book.put_pool(body)
+    # The age of the policies decides nothing.
+    book.put_policy(policy("a", 1, {**GOOD, "image": "younger"}, target="all"))
+    book.put_policy(policy("b", 2, {**GOOD, "image": "older"}))
+    assert outcome(book) == "older"
+    book.put_policy(policy("b", 2, {"inject": False}))
+    assert outcome(book) == "younger"
+
+
 def test_a_pool_that_another_installation_runs_is_left_to_its_webhook() -> None:
     book = book_of(policy("a", 1, GOOD, installation="trimtab-blue"))
     assert outcome(book) == "other_installation"
@@ -120,3 +137,30 @@ def test_a_pod_near_the_stores_bound_is_left_as_it_is() -> None:
     answer = Admission(book_of(policy("a", 1, GOOD)), INSTALL).answer(review(pod(engine("x" * REVIEW_BYTES_MAX))))
     assert (answer.outcome, answer.reason) == ("skipped", "too_large")
     assert answer.body["response"]["allowed"] is True
+
+
+def test_a_pod_whose_engine_cannot_be_told_carries_the_reason_until_it_can() -> None:
+    def answered(body: Object, name: str) -> tuple[str, Object]:
+        sidecar = {**GOOD, "engineContainer": name}
+        answer = Admission(book_of(policy("a", 1, sidecar)), INSTALL).answer(review(body))
+        patch = answer.body["response"].get("patch")
+        return answer.outcome, body if patch is None else patched(body, json.loads(base64.b64decode(patch)))
+
+    before = pod(engine("--model", "m"))
+    outcome_, after = answered(before, "nosuch")
+    assert outcome_ == "skipped"
+    assert after["spec"] == before["spec"]
+    assert after["metadata"]["annotations"][LEFT_ALONE_NOTE].startswith("no container is named nosuch, as in")
+    assert answered(after, "nosuch") == ("skipped", after)
+    outcome_, mended = answered(after, "vllm")
+    assert outcome_ == "injected"
+    assert LEFT_ALONE_NOTE not in mended["metadata"]["annotations"]
+
+
+def test_a_pod_without_room_for_the_reason_is_left_as_it_is() -> None:
+    body = pod(engine("--model", "m"))
+    body["metadata"]["annotations"] = {"note": "x" * (NOTES_BYTES_MAX - 10)}
+    sidecar = {**GOOD, "engineContainer": "nosuch"}
+    answer = Admission(book_of(policy("a", 1, sidecar)), INSTALL).answer(review(body))
+    assert answer.reason == "no_engine"
+    assert "patch" not in answer.body["response"]

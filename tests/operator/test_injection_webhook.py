@@ -11,6 +11,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 from aiohttp import web
+from declared import declared_pool
 from injection_pods import EVENTS, SHAPES, engine, pod, sidecar_of
 from injection_webhook import (
     Cluster,
@@ -28,8 +29,9 @@ from injection_webhook import (
 from trimtab_operator.injection.authority import make_pair
 from trimtab_operator.injection.certificate_secret import pair_in
 from trimtab_operator.injection.certificates import SECRET_NAME
-from trimtab_operator.injection.marks import INJECT, INJECTED
-from trimtab_operator.kube import NAMESPACES, PODS, POLICIES, SECRETS, Kube, Object
+from trimtab_operator.injection.marks import INJECT, INJECTED, LEFT_ALONE_NOTE
+from trimtab_operator.injection.pool_book import Match
+from trimtab_operator.kube import NAMESPACES, PODS, POLICIES, POOLS, SECRETS, Kube, Object
 
 
 @pytest.fixture
@@ -127,29 +129,38 @@ async def test_the_operators_own_namespace_is_never_injected_into(webhook: Clust
     assert not has_sidecar(await webhook.create(own, pod(engine("--model", "m"))))
 
 
-async def test_two_pools_that_want_a_sidecar_in_one_pod_get_none_and_it_is_said(webhook: Cluster) -> None:
+async def test_a_pool_that_comes_later_takes_no_sidecar_from_an_older_one(webhook: Cluster) -> None:
     namespace = await webhook.place()
     await webhook.is_called(namespace, pod(engine("--model", "m")))
-    await webhook.pool(namespace, "second")
-    # A pool that asks for none does not stand in the way.
-    assert has_sidecar(await webhook.create(namespace, pod(engine("--model", "m"))))
-    await webhook.policy(namespace, "second")
+    labels = {"model": "m"}
+    await webhook.kube.create(POOLS, declared_pool(namespace, "younger", selector={"matchLabels": labels}))
+    both = pod(engine("--model", "m"))
+    both["metadata"]["labels"] |= labels
 
-    async def said() -> str:
-        ran = await kubectl(
-            webhook.kube_config,
-            "create",
-            "-n",
-            namespace,
-            "-f",
-            "-",
-            text=as_text(pod(engine("--model", "m", *EVENTS))),
+    async def secret() -> str:
+        return next(
+            volume["secret"]["secretName"]
+            for volume in (await webhook.create(namespace, both))["spec"]["volumes"]
+            if volume["name"] == "trimtab-access"
         )
-        assert ran.returncode == 0
-        return ran.stdout if "several pools" in ran.stdout else ""
 
-    assert "chat, second" in await eventually(said)
-    assert await count(webhook, 'trimtab_webhook_skips_total{reason="several_pools"}') >= 1
+    # A pool that asks for none does not stand in the way.
+    assert await secret() == "trimtab-chat-store"
+    await webhook.policy(namespace, "younger")
+
+    async def is_asking() -> bool:
+        assert webhook.server is not None
+        return isinstance(webhook.server.book.match(namespace, labels), Match)
+
+    await eventually(is_asking)
+    assert await secret() == "trimtab-chat-store"
+    # Where the older one does not ask, the younger has its turn.
+    await webhook.kube.delete(POLICIES, namespace, "chat")
+
+    async def is_the_youngers() -> bool:
+        return await secret() == "trimtab-younger-store"
+
+    await eventually(is_the_youngers)
 
 
 async def test_kubectl_shows_the_flag_that_the_engine_lacks(webhook: Cluster) -> None:
@@ -322,6 +333,14 @@ async def test_an_api_server_that_was_away_takes_nothing_from_what_is_known(kube
         finally:
             await made.stop()
             await through.close()
+
+
+async def test_a_pod_whose_engine_cannot_be_told_starts_all_the_same_and_says_why(webhook: Cluster) -> None:
+    wrong, right = await webhook.place(engineContainer="nosuch"), await webhook.place()
+    await webhook.is_called(right, pod(engine("--model", "m")))
+    created = await webhook.create(wrong, pod(engine("--model", "m")))
+    assert not has_sidecar(created)
+    assert "no container is named nosuch" in created["metadata"]["annotations"][LEFT_ALONE_NOTE]
 
 
 async def test_a_pod_that_would_grow_too_large_is_left_as_it_is(webhook: Cluster) -> None:

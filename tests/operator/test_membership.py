@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from trimtab_operator.injection.marks import LEFT_ALONE_NOTE
 from trimtab_operator.kube import Object
 from trimtab_operator.membership.endpoints import ENDPOINTS_MAX, Members, members_of
 from trimtab_operator.membership.pod_view import PodView
@@ -170,3 +171,13 @@ def test_accelerators_and_the_zone_are_shown() -> None:
     assert [(e.gpu, e.zone) for e in members(body).endpoints] == [("8x nvidia.com/gpu", "z1")]
     view = PodView.of(pod("b", "10.0.0.2"), (8000,))
     assert members_of([view], (8000,), None, zone_of={"node-1": "z2"}.__getitem__).endpoints[0].zone == "z2"
+
+
+def test_a_pod_tells_why_the_webhook_left_it_alone_until_it_has_the_sidecar() -> None:
+    bodies = [pod("a"), pod("b", "10.0.0.2"), pod("c", "10.0.0.3"), pod("d", "10.0.0.4")]
+    for body in bodies[:3]:
+        body["metadata"]["annotations"] = {LEFT_ALONE_NOTE: "no container is named x"}
+    bodies[2]["spec"]["containers"].append({"name": "trimtab-sidecar", "image": "i"})
+    found = members(*bodies)
+    assert (found.pods_injected, found.pods_not_injected) == (1, 3)
+    assert found.left_alone == {"no container is named x": 2}

@@ -169,7 +169,7 @@ def read(kube: Scripted, then: Any = None, *, seconds: float = 1.0) -> tuple[Poo
     """What is known, and what is wrong, some time after it has begun; and again after `then`."""
 
     async def watch() -> tuple[PoolObjectives | None, str]:
-        objectives = Objectives(kube, rng=random.Random(1), changed=lambda key: None)
+        objectives = Objectives(kube, rng=random.Random(1), changed=lambda key: None, known=lambda _: None)
         running = asyncio.create_task(objectives.run([None]))
         await asyncio.sleep(seconds)
         if then is not None:
@@ -223,6 +223,30 @@ def test_what_may_not_be_read_is_said_once_and_what_was_read_before_stays(caplog
     found, refusal = read(kube, take_the_right_away, seconds=700.0)
     assert found == PoolObjectives(used=(Objective(name="gold", priority=10),))
     assert refusal == str(FORBIDDEN)
+
+
+def test_a_namespace_that_may_not_be_read_holds_up_no_other() -> None:
+    class Partly(Scripted):
+        async def pages(
+            self, resource: Any, namespace: str | None, **selectors: Any
+        ) -> AsyncIterator[tuple[list[Object], str]]:
+            if namespace == "closed":
+                raise FORBIDDEN
+            yield self.objects, "7"
+
+    async def watch() -> list[str | None]:
+        known: list[str | None] = []
+        objectives = Objectives(Partly([]), rng=random.Random(1), changed=lambda key: None, known=known.append)
+        running = asyncio.create_task(objectives.run(["closed", "ns"]))
+        await asyncio.sleep(1)
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+        assert objectives.of(KEY) == PoolObjectives()
+        assert objectives.of(PoolKey("closed", "chat")) is None
+        return known
+
+    assert in_virtual_time(watch()) == ["ns"]
 
 
 def test_a_server_that_finds_the_kind_and_then_does_not_for_a_moment_takes_nothing_back() -> None:

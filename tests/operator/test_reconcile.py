@@ -1,19 +1,20 @@
 """Looks at pools when something else goes wrong: the store is away, another cluster shares it, a policy is replaced."""
 
 import base64
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
 from child_objects import install
-from operator_parts import SECRET, DeclaredPool
+from operator_parts import SECRET, DeclaredPool, OperatorParts
 from valkey_server import ValkeyProcess, running
 from waiting_on import eventually
 
 from trimtab_operator.api.pool import PoolKey
 from trimtab_operator.children.labels import APPLIED
 from trimtab_operator.fallback import FallbackState
-from trimtab_operator.kube import DEPLOYMENTS, SECRETS
+from trimtab_operator.kube import DEPLOYMENTS, EVENTS, SECRETS
 from trimtab_operator.pool_register import PoolRegister
 from trimtab_operator.store.pool_user import user_name
 from trimtab_state import PoolKeys, connect
@@ -187,6 +188,69 @@ async def test_a_policy_that_is_deleted_and_made_again_takes_nothing_down(cluste
         after = await cluster.pickers()
         assert after is not None
         assert after["metadata"]["uid"] == before["metadata"]["uid"]
+
+
+async def test_a_pool_that_names_our_pickers_goes_on_as_before_while_its_policy_is_made_again(
+    cluster: DeclaredPool, server: ValkeyProcess
+) -> None:
+    await cluster.put_pool(picker="trimtab-chat")
+    await cluster.put_policy(batchLimit=7, picker={"replicas": 3})
+
+    async def generation() -> int:
+        body = await cluster.pickers()
+        return 0 if body is None else int(body["metadata"]["generation"])
+
+    def limited(parts: OperatorParts, limit: int | None) -> Callable[[], Awaitable[bool]]:
+        async def is_limited() -> bool:
+            control = await parts.control()
+            return control is not None and control.policy.batch_limit == limit
+
+        return is_limited
+
+    async def look(parts: OperatorParts) -> None:
+        seen = len(parts.looks)
+        parts.look()
+
+        async def is_looked_at() -> bool:
+            return len(parts.looks) > seen
+
+        await eventually(is_looked_at)
+
+    parts = cluster.operator(server.url, let_go_s=3600.0)
+    async with parts.at_work():
+        await eventually(limited(parts, 7))
+        made = await generation()
+        await cluster.delete_policy()
+
+        async def is_told() -> bool:
+            found, _ = await cluster.kube.list_all(EVENTS, cluster.namespace)
+            return any("goes on as before for 3600 s" in event["note"] for event in found)
+
+        await eventually(is_told)
+        await look(parts)
+        assert await limited(parts, 7)()
+        assert await generation() == made
+    # Nor does another operator know of the policy, but what it left.
+    parts = cluster.operator(server.url, let_go_s=3600.0)
+    async with parts.at_work():
+        await eventually(parts.control)
+        await look(parts)
+        assert await limited(parts, 7)()
+        assert await generation() == made
+        await cluster.put_policy(batchLimit=8, picker={"replicas": 3})
+        await eventually(limited(parts, 8))
+        await look(parts)
+    # For a while only.
+    await cluster.delete_policy()
+    parts = cluster.operator(server.url, let_go_s=1.0)
+    async with parts.at_work():
+        await eventually(limited(parts, None))
+
+        async def is_default() -> bool:
+            return ((await cluster.pickers()) or {})["spec"]["replicas"] == 2
+
+        await eventually(is_default)
+        await look(parts)
 
 
 async def test_a_pool_that_stays_without_its_policy_is_let_go_after_a_while_and_a_deleted_one_at_once(

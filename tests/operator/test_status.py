@@ -113,6 +113,11 @@ def test_a_pool_that_runs_well_says_so_in_every_condition() -> None:
     }
 
 
+def test_pickers_that_are_replaced_never_are_more_than_are_wanted() -> None:
+    status = policy_status(policy(), facts=replace(WELL, picker=deployment(3)), now_s=NOW_S)
+    assert status["pickers"] | {"version": ""} == {"ready": 2, "total": 2, "shown": "2/2", "version": ""}
+
+
 def test_a_policy_that_is_wrong_names_the_field_and_the_pool_runs_on() -> None:
     fault = "spec.fallback.alarms: expected at least 1, got 0; set 1 to 1000"
     said = conditions(WELL, error=PolicyError([fault]))
@@ -198,7 +203,7 @@ CASES: dict[str, tuple[PoolFacts, str, tuple[str, str], str]] = {
         "7 x no model card; 1 x no sidecar heard (10.0.0.1:8000)",
     ),
     "no sidecars": (
-        replace(WELL, fleet=FleetReport(silent=("a", "b"))),
+        replace(WELL, fleet=FleetReport(silent=("a", "b"), pickers=2)),
         "PrefixAware",
         ("False", "NoSidecars"),
         "No sidecar is heard from any of 2 endpoints at port 8000: routed by load, and by a guess of what is cached."
@@ -208,8 +213,8 @@ CASES: dict[str, tuple[PoolFacts, str, tuple[str, str], str]] = {
         replace(WELL, fleet=FleetReport(silent=("10.0.0.1:8000", "10.0.0.2:8000"), elsewhere={9000: 2})),
         "PrefixAware",
         ("False", "OtherPorts"),
-        "Engines are looked for at port 8000, but sidecars of the same pods are heard: 2 at port 9000. Set the pool's"
-        " spec.targetPorts to what the engines listen at",
+        "Engines are looked for at port 8000, but sidecars of the same pods are heard: 2 at port 9000. Requests to a"
+        " port that nobody listens at fail. Set the pool's spec.targetPorts to what the engines listen at",
     ),
     "engines at another port": (
         replace(
@@ -219,10 +224,10 @@ CASES: dict[str, tuple[PoolFacts, str, tuple[str, str], str]] = {
         ),
         "PrefixAware",
         ("False", "OtherPorts"),
-        "but the pods' containers declare ports 9000, 9001. Set",
+        "but the pods' containers declare ports 9000, 9001. Requests",
     ),
     "no sidecar, and other ports": (
-        replace(WELL, members=Members(other_ports=(9000,)), fleet=FleetReport(silent=("a", "b"))),
+        replace(WELL, members=Members(other_ports=(9000,)), fleet=FleetReport(silent=("a", "b"), pickers=2)),
         "PrefixAware",
         ("False", "NoSidecars"),
         "see the sidecars' logs. Engines are looked for at port 8000, but the pods' containers declare port 9000.",
@@ -253,16 +258,34 @@ CASES: dict[str, tuple[PoolFacts, str, tuple[str, str], str]] = {
         "kubectl label namespace default trimtab.dev/inject=enabled",
     ),
     "several pools": (
-        replace(WELL, rivals={"code": 2}),
+        replace(WELL, rivals={"code": 2}, older_rivals=["code"]),
         "SidecarsInjected",
         ("False", "SeveralPools"),
-        "and both ask for injection: 2 pods with pool code. A pod reports to one pool",
+        "and both ask for injection: 2 pods with pool code. A pod reports to one pool: new ones get the sidecar of the"
+        " oldest (code). Change",
+    ),
+    "several pools, and this is the oldest": (
+        replace(WELL, rivals={"code": 2}),
+        "SidecarsInjected",
+        ("True", "SeveralPools"),
+        "2 pods with pool code. A pod reports to one pool: new ones get the sidecar of this one, which is the oldest.",
     ),
     "not injected": (
         replace(WELL, members=Members(endpoints=endpoints(1), pods_matching=3, pods_injected=1, pods_not_injected=2)),
         "SidecarsInjected",
         ("False", "PodsNotInjected"),
         "2 of 3 pods started without the sidecar. Recreate them",
+    ),
+    "left alone": (
+        replace(
+            WELL,
+            members=Members(
+                endpoints=endpoints(1), pods_matching=3, pods_not_injected=3, left_alone={"no container is named x": 2}
+            ),
+        ),
+        "SidecarsInjected",
+        ("False", "PodsNotInjected"),
+        "The webhook left them alone: no container is named x (2 pods). Put that right, then recreate them (kubectl",
     ),
     "foreign service": (
         replace(WELL, foreign=("Service/trimtab-chat",)),
@@ -403,6 +426,42 @@ CASES: dict[str, tuple[PoolFacts, str, tuple[str, str], str]] = {
         ("True", "StoreReachable"),
         "The store answers; of 2 pickers 1 connected: see the logs of the others.",
     ),
+    "no picker that finds the store": (
+        replace(WELL, fleet=FleetReport(exact=8)),
+        "StoreReachable",
+        ("False", "NoPickerConnected"),
+        "The store answers, but none of 2 pickers is connected: see Ready, and the pickers' logs.",
+    ),
+    "no picker that finds the store, with a login that all share": (
+        replace(WELL, picker=deployment(1, 1), fleet=FleetReport(exact=8), is_own_store_user=False),
+        "StoreReachable",
+        ("False", "NoPickerConnected"),
+        "The store answers, but the only picker is not connected",
+    ),
+    "pickers that start and do not find the store yet": (
+        replace(WELL, picker=deployment(0), fleet=FleetReport(exact=8)),
+        "StoreReachable",
+        ("Unknown", "NoPickerConnected"),
+        "none of 2 pickers is connected",
+    ),
+    "no sidecar and no picker that finds the store": (
+        replace(WELL, fleet=FleetReport(silent=("a", "b"))),
+        "PrefixAware",
+        ("Unknown", "NoPickerConnected"),
+        "No sidecar is heard, and that may be for the store: see StoreReachable.",
+    ),
+    "no sidecar and no login": (
+        replace(WELL, store_problem="The store refuses.", fleet=FleetReport(silent=("a", "b"), pickers=2)),
+        "PrefixAware",
+        ("Unknown", "NoAccess"),
+        "see StoreReachable",
+    ),
+    "no sidecar while pickers start": (
+        replace(WELL, picker=deployment(0), fleet=FleetReport(silent=("a", "b"))),
+        "PrefixAware",
+        ("False", "NoSidecars"),
+        "No sidecar is heard from any of 2 endpoints",
+    ),
     "files to mount": (
         replace(WELL, store_notes=("Mount the files.",)),
         "StoreReachable",
@@ -427,6 +486,12 @@ CASES: dict[str, tuple[PoolFacts, str, tuple[str, str], str]] = {
         ("False", "EnvoysBeingReplaced"),
         "wait for 2 s, and not yet for the 5 s of spec.whenFull.waitSeconds: the pool's Envoys give up before. Replaced"
         " are 1 of 2",
+    ),
+    "a wait that one old Envoy does not bear": (
+        replace(WELL, spec=WAITING, told_wait_s=2.0, envoy=deployment(2, 1, updatedReplicas=1, replicas=2)),
+        "WaitInForce",
+        ("False", "EnvoysBeingReplaced"),
+        "Replaced are 1 of 1, but 1 old Envoy is still ending. Where it stays so",
     ),
     "objectives": (
         replace(WELL, spec=WAITING, told_wait_s=5.0, objectives=PoolObjectives(used=(Objective(name="gold"),))),
@@ -553,6 +618,16 @@ def test_events_are_made_of_turns_and_not_of_what_is_well_from_the_start() -> No
     unknown = pool_conditions(replace(WELL, members=None, fleet=None, decision=None), 1)
     assert announcements(unknown, well) == []
     assert announcements(well, unknown) == []
+
+
+def test_other_ports_are_news_though_what_is_known_of_caches_is_none() -> None:
+    ports = pool_conditions(replace(WELL, fleet=FleetReport(silent=("10.0.0.1:8000",), elsewhere={9000: 1})), 1)
+    silent = pool_conditions(replace(WELL, fleet=FleetReport(silent=("10.0.0.1:8000",), pickers=2)), 1)
+    for before in (None, pool_conditions(WELL, 1), silent):
+        (news,) = [n for n in announcements(ports, before) if n.topic == "PrefixAware"]
+        assert (news.reason, news.type_) == ("OtherPorts", "Warning")
+        assert "Requests to a port that nobody listens at fail." in news.note
+    assert [n for n in announcements(silent, ports) if n.topic == "PrefixAware"] == []
 
 
 def test_every_reason_is_explained_to_people() -> None:

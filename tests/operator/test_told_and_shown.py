@@ -113,6 +113,8 @@ async def test_two_pools_that_ask_for_the_same_pods_name_each_other(
     async with parts.at_work():
         await eventually(lambda: says("code", "SeveralPools", f"1 pod with pool {POOL}."), within_s=40)
         await eventually(lambda: says(POOL, "SeveralPools", "1 pod with pool code."), within_s=40)
+        await eventually(lambda: says(POOL, "SeveralPools", "the sidecar of this one, which is the oldest"))
+        await eventually(lambda: says("code", "SeveralPools", f"the sidecar of the oldest ({POOL})"))
         await kube.apply(declared_policy(namespace, "code", pool="code"), manager="test")
         await eventually(lambda: says(POOL, "PodsNotInjected", "1 of 1 pod"), within_s=40)
 

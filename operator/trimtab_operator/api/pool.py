@@ -55,6 +55,13 @@ class Pool:
     picker_port: int
     fails_open: bool
     """`endpointPickerRef.failureMode` is FailOpen."""
+    created: str = ""
+    """`creationTimestamp`."""
+
+    @property
+    def age(self) -> tuple[str, str]:
+        """The least is the oldest; of two made in one second, the first by name."""
+        return self.created, self.key.name
 
     @property
     def selector_problem(self) -> str:
@@ -90,6 +97,7 @@ class Pool:
             picker_name=reference.get("name"),
             picker_port=int(port) if port else PICKER_PORT,
             fails_open=reference.get("failureMode") == "FailOpen",
+            created=str(metadata.get("creationTimestamp", "")),
         )
 
 

@@ -1,13 +1,13 @@
 """An AdmissionReview answered: which sidecar a new pod gets, if any.
 
-The one rule: every answer allows the pod. What is not understood, not known or goes wrong leaves it as it is, and is
-counted. Nothing here waits for anybody.
+The one rule: every answer allows the pod. What is not understood, not known or goes wrong leaves it as it is, but for
+a note of the reason, and is counted. Nothing here waits for anybody.
 """
 
 import base64
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
@@ -17,7 +17,7 @@ from trimtab_operator.injection.advice import WARNING_CHARS_MAX
 from trimtab_operator.injection.marks import DISABLED, INJECT
 from trimtab_operator.injection.outcome import SPOKEN, Injection, Skip
 from trimtab_operator.injection.pod_bounds import PATCH_BYTES_MAX, REVIEW_BYTES_MAX
-from trimtab_operator.injection.pod_injection import inject
+from trimtab_operator.injection.pod_injection import inject, left_alone
 from trimtab_operator.injection.pool_book import PoolBook
 from trimtab_operator.install import Install
 from trimtab_operator.kube import Object
@@ -91,7 +91,7 @@ class Admission:
         secret_name = store_secret_name(key.name)
         result = inject(pod, match.pool, match.spec, self._install, secret_name, has_native=self.has_native)
         if isinstance(result, Skip):
-            return _skipped(uid, result, key)
+            return _skipped(uid, result, key, left_alone(pod, result))
         patch = json.dumps(result.patch, separators=(",", ":")).encode()
         if len(patch) > PATCH_BYTES_MAX:
             return _skipped(uid, Skip("too_large", f"the sidecar would add {len(patch)} bytes to the pod"), key)
@@ -106,16 +106,23 @@ def _name(request: Mapping[str, Any]) -> str:
 def _injected(uid: str, injection: Injection, patch: bytes, pool: PoolKey) -> Answer:
     body = _review(uid, injection.warnings)
     if injection.patch:
-        body["response"] |= {"patchType": "JSONPatch", "patch": base64.b64encode(patch).decode()}
+        body["response"] |= _patching(patch)
         # Shown in audit logs, under the webhook's name.
         body["response"]["auditAnnotations"] = {"pool": str(pool)}
     outcome: Outcome = "injected" if injection.patch else "unchanged"
     return Answer(body=body, outcome=outcome, pool=pool, warnings=injection.warnings)
 
 
-def _skipped(uid: str, skip: Skip, pool: PoolKey | None) -> Answer:
+def _skipped(uid: str, skip: Skip, pool: PoolKey | None, note: Sequence[Object] = ()) -> Answer:
     warnings = (f"trimtab: no sidecar injected: {skip.text}"[:WARNING_CHARS_MAX],) if skip.reason in SPOKEN else ()
-    return Answer(body=_review(uid, warnings), outcome="skipped", reason=skip.reason, pool=pool, warnings=warnings)
+    body = _review(uid, warnings)
+    if note:
+        body["response"] |= _patching(json.dumps(note, separators=(",", ":")).encode())
+    return Answer(body=body, outcome="skipped", reason=skip.reason, pool=pool, warnings=warnings)
+
+
+def _patching(patch: bytes) -> Object:
+    return {"patchType": "JSONPatch", "patch": base64.b64encode(patch).decode()}
 
 
 def _review(uid: str, warnings: tuple[str, ...] = ()) -> Object:

@@ -13,7 +13,6 @@ SkipReason = Literal[
     "protected_namespace",
     "no_pool",
     "not_asked",
-    "several_pools",
     "no_engine",
     "own_sidecar",
     "other_installation",
@@ -23,13 +22,16 @@ SkipReason = Literal[
     "no_room",
     "too_large",
 ]
-SPOKEN: Final = frozenset({"several_pools", "no_engine", "policy_not_understood", "windows", "no_room", "too_large"})
+SPOKEN: Final = frozenset({"no_engine", "policy_not_understood", "windows", "no_room", "too_large"})
 """Reasons that surprise: told to whoever creates the pod."""
+
+MARKED: Final = SPOKEN - {"too_large"}
+"""Of these, those that the pod itself tells, since nobody sees warnings of pods that a controller makes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Skip:
-    """The pod is left as it is."""
+    """The pod is left as it is, but for a note of the reason where that is one of MARKED."""
 
     reason: SkipReason
     text: str

@@ -26,12 +26,14 @@ from trimtab_operator.injection.marks import (
     IMAGE_NOTE,
     INJECTED,
     INSTALL,
+    LEFT_ALONE_CHARS_MAX,
+    LEFT_ALONE_NOTE,
     METRICS_PORT_NAME,
     MIRROR_NOTE,
     STATE_VOLUME,
 )
 from trimtab_operator.injection.model_access import model_access
-from trimtab_operator.injection.outcome import Injection, Skip
+from trimtab_operator.injection.outcome import MARKED, Injection, Skip
 from trimtab_operator.injection.pod_bounds import NOTES_BYTES_MAX, beyond_bounds, notes_bytes
 from trimtab_operator.injection.sidecar_container import needs_home, runs_as_root, sidecar_container
 from trimtab_operator.install import Install
@@ -119,6 +121,8 @@ def inject(
         text = f"with ours the pod's annotations would have {size_bytes} bytes, of {NOTES_BYTES_MAX} that they may have"
         return Skip("too_large", text)
     patch.entries(("metadata", "annotations"), pod["metadata"].get("annotations"), marks)
+    if LEFT_ALONE_NOTE in notes:
+        patch.operations.append({"op": "remove", "path": _path("metadata", "annotations", LEFT_ALONE_NOTE)})
     warnings = advice(
         engine.engine,
         words,
@@ -127,6 +131,19 @@ def inject(
         is_root=runs_as_root(pod_spec, engine.body),
     )
     return Injection(patch=patch.operations, warnings=warnings)
+
+
+def left_alone(pod: Mapping[str, Any], skip: Skip) -> list[Object]:
+    """The patch that has the pod itself tell why; empty where it does so, need not, or has no room for it."""
+    if skip.reason not in MARKED:
+        return []
+    notes = pod["metadata"].get("annotations") or {}
+    mark = {LEFT_ALONE_NOTE: skip.text[:LEFT_ALONE_CHARS_MAX]}
+    if notes_bytes({**notes, **mark}) > NOTES_BYTES_MAX:
+        return []
+    patch = _Patch()
+    patch.entries(("metadata", "annotations"), notes, mark)
+    return patch.operations
 
 
 def _put_container(

@@ -97,18 +97,16 @@ class PoolBook:
     def match(self, namespace: str, labels: Mapping[str, str]) -> Match | Skip:
         """The one pool that a pod with these labels gets its sidecar for, or why there is none.
 
-        Pools that want no sidecar do not count: while a pod moves from one pool to another, both select it.
+        Of several the oldest: one that comes later takes nothing from it. Pools that want no sidecar do not count:
+        while a pod moves from one pool to another, both select it.
         """
         own = [pool for pool in self._pools.get(namespace, {}).values() if _selects(pool, labels)]
         if not own:
             return Skip("no_pool", "no InferencePool selects the pod")
         found = [(pool, self._wish(pool.key)) for pool in own]
         asking = [(pool, wish) for pool, wish in found if isinstance(wish, PolicySpec)]
-        if len(asking) > 1:
-            names = _names(pool.key for pool, _ in asking)
-            return Skip("several_pools", f"several pools select the pod and want their sidecar in it: {names}")
         if asking:
-            return Match(*asking[0])
+            return Match(*min(asking, key=lambda each: each[0].age))
         for _, wish in found:
             if isinstance(wish, Skip):
                 return wish

@@ -16,6 +16,8 @@ from trimtab_state import EndpointSpec, StateSettings
 ENDPOINTS_MAX: Final = StateSettings().endpoints_max
 """Of one pool: what pickers follow. Of more, those of pods that live are kept, by address, and the rest is counted."""
 UNREADY_REASONS_MAX: Final = 5
+LEFT_ALONE_REASONS_MAX: Final = 2
+"""They are sentences."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +30,8 @@ class Members:
     pods_ready: int = 0
     pods_injected: int = 0
     pods_not_injected: int = 0
+    left_alone: Mapping[str, int] = field(default_factory=dict)
+    """Why the webhook put no sidecar into some of these: number of pods by reason."""
     pods: frozenset[str] = frozenset()
     """Names of those that the selector matches."""
     other_ports: tuple[int, ...] = ()
@@ -87,12 +91,14 @@ def members_of(
                     )
                 )
     injected = sum(pod.has_sidecar for pod in living)
+    alone = Counter(pod.left_alone for pod in living if pod.left_alone and not pod.has_sidecar)
     return Members(
         endpoints=tuple(endpoints),
         pods_matching=len(living),
         pods_ready=sum(pod.is_ready for pod in living),
         pods_injected=injected,
         pods_not_injected=len(living) - injected,
+        left_alone=dict(alone.most_common(LEFT_ALONE_REASONS_MAX)),
         pods=frozenset(pod.name for pod in living),
         other_ports=tuple(sorted({port for pod in living for port in pod.other_ports})[:PORTS_MAX]),
         left_out=found - len(endpoints),

@@ -15,7 +15,7 @@ from trimtab_operator.api.policy import Sidecar
 from trimtab_operator.injection.engine_container import EngineContainer, find_engine
 from trimtab_operator.injection.engine_words import read_words
 from trimtab_operator.injection.environment import Environment
-from trimtab_operator.injection.marks import CONTAINER
+from trimtab_operator.injection.marks import CONTAINER, LEFT_ALONE_CHARS_MAX, LEFT_ALONE_NOTE
 
 ZONE: Final = "topology.kubernetes.io/zone"
 ENGINE: Final = "trimtab.dev/engine"
@@ -66,6 +66,8 @@ class PodView:
     ranks: int
     """Data-parallel ranks behind each port, as the engine's arguments say."""
     has_sidecar: bool
+    left_alone: str
+    """Why the webhook put no sidecar into it, as the pod itself tells; empty: it does not."""
     other_ports: tuple[int, ...]
     """That its containers declare, where none of them is a target port: then the pool may have the wrong ones."""
     rtt_s: float | None
@@ -99,6 +101,7 @@ class PodView:
             gpu=intern(_accelerators(containers)),
             ranks=ranks,
             has_sidecar=any(container.get("name") == CONTAINER for container in all_containers),
+            left_alone=intern((metadata.get("annotations") or {}).get(LEFT_ALONE_NOTE, "")[:LEFT_ALONE_CHARS_MAX]),
             other_ports=_other_ports([c for c in containers if c.get("name") != CONTAINER], target_ports),
             rtt_s=_rtt_s((metadata.get("annotations") or {}).get(RTT)),
             unready=intern(_why_unready(status)),

@@ -55,6 +55,7 @@ class FactFinder:
         members = run.members
         names = [] if members is None else [endpoint.name for endpoint in members.endpoints]
         objectives = self._objectives.of(pool.key)
+        rivals = self._rivals(pool.key, spec, members)
         return PoolFacts(
             pool=pool,
             spec=spec,
@@ -81,7 +82,8 @@ class FactFinder:
             foreign=report.foreign,
             installations=report.installations,
             apply_errors=report.errors,
-            rivals=self._rivals(pool.key, spec, members),
+            rivals=rivals,
+            older_rivals=[name for name in rivals if self._is_older(PoolKey(pool.key.namespace, name), pool)],
             namespace_opted_in=not spec.sidecar.inject or await self._is_opted_in(pool.key.namespace),
             installation=self._install.namespace,
             crd_problem=crd_problem,
@@ -99,6 +101,10 @@ class FactFinder:
             if run.members is not None and (shared := len(run.members.pods & members.pods)):
                 found[other.name] = shared
         return found
+
+    def _is_older(self, key: PoolKey, pool: Pool) -> bool:
+        other = self._runs[key].pool
+        return other is not None and other.age < pool.age
 
     async def _is_opted_in(self, namespace: str) -> bool:
         body = await self._kube.get(NAMESPACES, None, namespace)

@@ -14,10 +14,11 @@ from trimtab_operator.policy_document import ANSWER_S, wait_s
 from trimtab_operator.report.conditions import Finding, condition
 from trimtab_operator.report.pool_facts import PoolFacts
 from trimtab_operator.report.pool_status import CONTROLLER
+from trimtab_operator.report.rollout import is_starting, replicas, why
 from trimtab_operator.report.sidecar_conditions import prefix_aware, sidecars_injected
+from trimtab_operator.report.store_conditions import store_keeps_keys, store_reachable
 from trimtab_operator.report.waiting_conditions import objectives_read, wait_in_force
 from trimtab_operator.report.wording import NAMES_SHOWN_MAX, counted, is_or_are, plural, sentence, so_many_are, some
-from trimtab_operator.store.eviction import FIELD, SAFE
 from trimtab_state.documents import PolicyName
 
 _IN_WORDS: Final[dict[PolicyName, str]] = {
@@ -83,9 +84,9 @@ def _findings(facts: PoolFacts) -> Iterator[tuple[str, Finding]]:
     yield "PrefixAware", prefix_aware(facts)
     if facts.spec.sidecar.inject:
         yield "SidecarsInjected", sidecars_injected(facts)
-    yield "StoreReachable", _store_reachable(facts)
+    yield "StoreReachable", store_reachable(facts)
     if facts.store_evicts:
-        yield "StoreKeepsKeys", _store_keeps_keys(facts)
+        yield "StoreKeepsKeys", store_keeps_keys(facts)
     yield "Fallback", _fallback(facts)
     yield "GatewayAttached", _gateway_attached(facts)
     if (held_back := wait_in_force(facts)) is not None:
@@ -117,23 +118,23 @@ def _ready(facts: PoolFacts) -> Finding:
     if facts.picker is None:
         return "False", "NoPickers", "The pickers' Deployment is not there yet: see Programmed."
     if ready == 0:
-        text = f"None of {total} pickers is ready{_why(facts.picker)}. {_see_pods(facts, 'picker')}"
-        if _is_starting(facts.picker):
+        text = f"None of {total} pickers is ready{why(facts.picker)}. {_see_pods(facts, 'picker')}"
+        if is_starting(facts.picker):
             return "False", "PickersStarting", text
         return "False", "PickersNotReady", text
     if facts.is_standalone and facts.envoy is not None and replicas(facts.envoy)[0] == 0:
-        text = f"The pickers are ready, but no Envoy in front is{_why(facts.envoy)}. {_see_pods(facts, 'envoy')}"
-        if _is_starting(facts.envoy):
+        text = f"The pickers are ready, but no Envoy in front is{why(facts.envoy)}. {_see_pods(facts, 'envoy')}"
+        if is_starting(facts.envoy):
             return "False", "EnvoyStarting", text
         return "False", "EnvoyNotReady", text
     parts: tuple[tuple[Mapping[str, Any] | None, str, Component], ...]
     parts = ((facts.picker, "pickers", "picker"), (facts.envoy, "Envoys", "envoy"))
     for deployment, what, component in parts:
-        if deployment is not None and (why := _why(deployment)):
-            text = f"Those {what} that are ready serve, others do not come{why}. {_see_pods(facts, component)}"
+        if deployment is not None and (reason := why(deployment)):
+            text = f"Those {what} that are ready serve, others do not come{reason}. {_see_pods(facts, component)}"
             return "True", "UpdateStuck", text
     if ready < total:
-        return "True", "PickersPartlyReady", f"{ready} of {total} pickers are ready{_why(facts.picker)}."
+        return "True", "PickersPartlyReady", f"{ready} of {total} pickers are ready{why(facts.picker)}."
     return "True", "Ready", f"{so_many_are(ready, 'picker')} ready."
 
 
@@ -180,38 +181,6 @@ def _endpoints_found(facts: PoolFacts) -> Finding:
             f" {of_pods}{rest}. Split the pool in two by spec.selector.",
         )
     return "True", "EndpointsFound", f"{plural(ready, 'endpoint')}; {of_pods}{rest}."
-
-
-def _store_reachable(facts: PoolFacts) -> Finding:
-    error = facts.fleet.store_error if facts.fleet is not None else ""
-    if error:
-        return (
-            "False",
-            "StoreUnavailable",
-            f"The store{f' ({facts.store_address})' if facts.store_address else ''} does not answer as it should:"
-            f" {sentence(error)} Routing goes on with what the pickers know; changes wait until the store is back.",
-        )
-    if facts.store_problem:
-        return "False", "NoAccess", sentence(facts.store_problem)
-    if facts.fleet is None:
-        return "Unknown", "NotReadYet", "The store has not been read yet."
-    if not facts.is_own_store_user:
-        return "True", "SharedLogin", " ".join(["The pool has a copy of the operator's own login.", *facts.store_notes])
-    connected, total = facts.fleet.pickers, replicas(facts.picker)[1]
-    answers = f"The store answers; {so_many_are(connected, 'picker')} connected."
-    if connected < total:
-        answers = f"The store answers; of {total} pickers {connected} connected: see the logs of the others."
-    return "True", "StoreReachable", " ".join([answers, *facts.store_notes])
-
-
-def _store_keeps_keys(facts: PoolFacts) -> Finding:
-    return (
-        "False",
-        "Evicts",
-        f"The store's {FIELD} is {facts.store_evicts}: when its memory is full it throws away what operator, pickers"
-        f" and sidecars have written, and the pool loses endpoints and what is known of caches. CONFIG SET {FIELD}"
-        f" {SAFE}, and the same in the server's configuration (of a hosted store: in its parameters).",
-    )
 
 
 def _fallback(facts: PoolFacts) -> Finding:
@@ -281,33 +250,6 @@ def gateways(parents: Sequence[Mapping[str, Any]]) -> list[str]:
         namespace = f"{reference['namespace']}/" if reference.get("namespace") else ""
         found.append(f"{reference.get('kind') or 'Gateway'} {namespace}{reference['name']}")
     return found
-
-
-def replicas(deployment: Mapping[str, Any] | None) -> tuple[int, int]:
-    """(ready, wanted) of a Deployment."""
-    if deployment is None:
-        return 0, 0
-    status, spec = deployment.get("status") or {}, deployment.get("spec") or {}
-    wanted = spec.get("replicas")
-    return int(status.get("readyReplicas") or 0), 1 if wanted is None else int(wanted)
-
-
-def _why(deployment: Mapping[str, Any]) -> str:
-    """What Kubernetes itself says is wrong with a Deployment."""
-    for found in (deployment.get("status") or {}).get("conditions") or ():
-        is_bad = (found.get("type"), found.get("status")) in (("ReplicaFailure", "True"), ("Progressing", "False"))
-        if is_bad and found.get("message"):
-            return f" ({str(found['message'])[:300]})"
-    return ""
-
-
-def _is_starting(deployment: Mapping[str, Any]) -> bool:
-    """Whether Kubernetes still takes it for a start: no replica was ever there, and it has not given up on them."""
-    conditions = (deployment.get("status") or {}).get("conditions") or ()
-    found = {entry.get("type"): (entry.get("status"), entry.get("reason")) for entry in conditions}
-    status, reason = found.get("Progressing", ("True", ""))
-    has_failed = found.get("ReplicaFailure", ("False", ""))[0] == "True"
-    return not has_failed and status == "True" and reason != "NewReplicaSetAvailable"
 
 
 def _see_pods(facts: PoolFacts, component: Component) -> str:

@@ -65,6 +65,8 @@ class PoolFacts:
     """`Kind/name: the API server's words`."""
     rivals: Mapping[str, int] = field(default_factory=dict)
     """Other pools that ask for injection and select pods of this one: number of pods by the pool's name."""
+    older_rivals: Sequence[str] = ()
+    """Of these, those that are older, and have the injection."""
     namespace_opted_in: bool = True
     """The namespace carries the label that injection needs."""
     installation: str = ""

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class PoolVoice:
-    """Of all pools of one operator. `let_go_s`: how long a pool is kept up that nobody wants any more."""
+    """Of all pools of one operator. `let_go_s`: how long a pool goes on as it is whose policy has gone."""
 
     def __init__(
         self, kube: Kube, events: EventPoster, telemetry: Telemetry, *, clock: Callable[[], float], let_go_s: float
@@ -80,7 +80,9 @@ class PoolVoice:
             gone = f"SchedulingPolicy {before} is deleted, or targets another pool."
             if is_for_us(key, body, ()):
                 text = (
-                    f"{gone} The pool goes on with the defaults; what it says of itself, it says in Events and metrics."
+                    f"{gone} The pool goes on as before for {self._let_go_s:.0f} s, and then with the defaults: to keep"
+                    f" it as it is, create a policy whose spec.targetRef.name is {key.name}. What it says of itself, it"
+                    " says in Events and metrics."
                 )
                 await self._events.post(body, "NoPolicy", text, "Normal")
             else:

@@ -9,7 +9,8 @@ from trimtab_operator.injection.marks import ENABLED, INJECT
 from trimtab_operator.report.conditions import Finding
 from trimtab_operator.report.fleet_report import OTHER_SECRET
 from trimtab_operator.report.pool_facts import PoolFacts
-from trimtab_operator.report.wording import counted, plural, some
+from trimtab_operator.report.store_conditions import store_reachable
+from trimtab_operator.report.wording import counted, plural, sentence, some
 
 
 def prefix_aware(facts: PoolFacts) -> Finding:
@@ -21,7 +22,11 @@ def prefix_aware(facts: PoolFacts) -> Finding:
         return "Unknown", "NoEndpoints", "There are no endpoints: see EndpointsFound."
     found = _other_ports(facts)
     if found and fleet.beating == fleet.unreachable and (fleet.elsewhere or fleet.unreachable):
-        return "False", "OtherPorts", f"{found} Until then routing goes by load, and by a guess of what is cached."
+        return "False", "OtherPorts", found
+    store, reason, _ = store_reachable(facts)
+    if fleet.beating == 0 and store == "False":
+        text = "No sidecar is heard, and that may be for the store: see StoreReachable."
+        return "Unknown", reason, f"{text}{found and f' {found}'}"
     if fleet.beating == 0:
         remedy = "Set spec.sidecar.inject, or add the sidecar to the pods yourself."
         if facts.spec.sidecar.inject:
@@ -76,22 +81,28 @@ def sidecars_injected(facts: PoolFacts) -> Finding:
         return "Unknown", "Listing", "The pods are being listed."
     if facts.rivals:
         shared = "; ".join(f"{plural(count, 'pod')} with pool {name}" for name, count in facts.rivals.items())
-        return (
-            "False",
-            "SeveralPools",
+        taker = f"the oldest ({some(facts.older_rivals)})" if facts.older_rivals else "this one, which is the oldest"
+        text = (
             f"The pool selects pods that another one selects too, and both ask for injection: {shared}. A pod reports"
-            " to one pool, so new ones get no sidecar. Change spec.selector of one of the two, or unset"
-            " spec.sidecar.inject in its policy; then restart the pods.",
+            f" to one pool: new ones get the sidecar of {taker}. Change spec.selector of one of the two, or"
+            " unset spec.sidecar.inject in its policy; then restart the pods."
         )
+        if facts.older_rivals or members.pods_not_injected:
+            return "False", "SeveralPools", text
+        return "True", "SeveralPools", text
     pods = members.pods_injected + members.pods_not_injected
     if members.pods_not_injected:
+        found = f"{members.pods_not_injected} of {plural(pods, 'pod')} started without the sidecar."
+        how = f"(kubectl -n {namespace} rollout restart, of what runs them); running pods are never touched."
+        if members.left_alone:
+            why = "; ".join(f"{text} ({plural(count, 'pod')})" for text, count in members.left_alone.items())
+            text = f"{found} The webhook left them alone: {sentence(why)} Put that right, then recreate them {how}"
+            return "False", "PodsNotInjected", text
         return (
             "False",
             "PodsNotInjected",
-            f"{members.pods_not_injected} of {plural(pods, 'pod')} started without the"
-            f" sidecar. Recreate them (kubectl -n {namespace} rollout restart, of what runs them); running pods are"
-            " never touched. Where new pods stay without it, the webhook is not reached: see the Deployment"
-            " trimtab-webhook in the operator's namespace.",
+            f"{found} Recreate them {how} Where new pods stay without it, the webhook is not reached: see the"
+            " Deployment trimtab-webhook in the operator's namespace.",
         )
     if not pods:
         return "Unknown", "NoPods", "There are no pods yet: see EndpointsFound."
@@ -112,9 +123,9 @@ def _other_ports(facts: PoolFacts) -> str:
     if not signs:
         return ""
     return (
-        f"Engines are looked for at {_target_ports(facts)}, but {', and '.join(signs)}. Set the pool's"
-        " spec.targetPorts to what the engines listen at; pods whose sidecar was injected by the old ports then need a"
-        " restart."
+        f"Engines are looked for at {_target_ports(facts)}, but {', and '.join(signs)}. Requests to a port"
+        " that nobody listens at fail. Set the pool's spec.targetPorts to what the engines listen at; pods whose"
+        " sidecar was injected by the old ports then need a restart."
     )
 
 

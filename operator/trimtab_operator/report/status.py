@@ -26,8 +26,9 @@ from trimtab_operator.kube import POLICIES, Kube, Object
 from trimtab_operator.report.conditions import condition, rfc3339, turned, with_times
 from trimtab_operator.report.fleet_report import FleetReport
 from trimtab_operator.report.picker_versions import shown_version
-from trimtab_operator.report.pool_conditions import accepted, pool_conditions, replicas
+from trimtab_operator.report.pool_conditions import accepted, pool_conditions
 from trimtab_operator.report.pool_facts import PoolFacts
+from trimtab_operator.report.rollout import replicas
 from trimtab_state.documents import PolicyName
 
 OUR_TYPES: Final = frozenset(
@@ -51,10 +52,12 @@ OUR_TYPES: Final = frozenset(
 """Conditions that the operator writes; one of them that is no longer said goes."""
 _QUIET_TYPES: Final = frozenset({"PrefixAware", "GatewayAttached", "WaitInForce"})
 """Of which no Events are made: they move with every engine that starts, or are others' news."""
+_LOUD: Final = frozenset({"OtherPorts"})
+"""Reasons of a quiet condition that are news all the same: requests fail."""
 _STARTING: Final = frozenset({"NoPickers", "PickersStarting", "EnvoyStarting"})
 """No news of a pool that starts; of one that was ready, they are."""
 _BAD_WHEN_TRUE: Final = frozenset({"Fallback"})
-_BAD_THOUGH_TRUE: Final = frozenset({"UpdateStuck"})
+_BAD_THOUGH_TRUE: Final = frozenset({"SeveralPools", "UpdateStuck"})
 """Reasons of a condition that holds, and somebody should know all the same."""
 _ACTIVE: Final[dict[PolicyName, ActivePolicy]] = {
     "product": "Product",
@@ -144,7 +147,7 @@ def announcements(wanted: Iterable[Mapping[str, Any]], found: Sequence[Mapping[s
     news = []
     for before, now in turned(wanted, found or ()):
         type_, status = str(now["type"]), str(now["status"])
-        if type_ in _QUIET_TYPES or status == "Unknown":
+        if (type_ in _QUIET_TYPES and now["reason"] not in _LOUD) or status == "Unknown":
             continue
         is_well = (status == "False") if type_ in _BAD_WHEN_TRUE else (status == "True")
         is_well &= now["reason"] not in _BAD_THOUGH_TRUE

@@ -6,7 +6,7 @@ The one rule: as of all conditions: a reason for programs, what was found, and w
 from trimtab_operator.policy_document import wait_s
 from trimtab_operator.report.conditions import Finding
 from trimtab_operator.report.pool_facts import PoolFacts
-from trimtab_operator.report.wording import plural, sentence
+from trimtab_operator.report.wording import plural, sentence, so_many_are
 
 
 def wait_in_force(facts: PoolFacts) -> Finding | None:
@@ -14,13 +14,16 @@ def wait_in_force(facts: PoolFacts) -> Finding | None:
     if facts.told_wait_s is None or facts.told_wait_s >= wait_s(facts.spec):
         return None
     envoys = facts.envoy or {"spec": {}}
-    replaced = int((envoys.get("status") or {}).get("updatedReplicas") or 0)
+    status, wanted = envoys.get("status") or {}, int(envoys["spec"].get("replicas", 1))
+    replaced = int(status.get("updatedReplicas") or 0)
+    old = int(status.get("replicas") or 0) - replaced
+    ending = f", but {so_many_are(old, 'old Envoy')} still ending" if replaced >= wanted and old > 0 else ""
     now = f"Requests wait for {facts.told_wait_s:.0f} s" if facts.told_wait_s else "Requests are refused at once"
     return (
         "False",
         "EnvoysBeingReplaced",
         f"{now}, and not yet for the {wait_s(facts.spec):.0f} s of spec.whenFull.waitSeconds: the pool's Envoys give up"
-        f" before. Replaced are {replaced} of {envoys['spec'].get('replicas', 1)}. Where it stays so, see Ready and"
+        f" before. Replaced are {replaced} of {wanted}{ending}. Where it stays so, see Ready and"
         " Programmed.",
     )
 
