@@ -39,6 +39,7 @@ class FleetLoad:
         self.kv_capacity_tokens: I64 = np.zeros(0, dtype=np.int64)
         self.prefill_rate: F64 = np.zeros(0, dtype=np.float64)
         self._requests_peak: I64 = np.zeros(0, dtype=np.int64)  # most requests at once since the last report
+        self._requests_reported: I64 = np.zeros(0, dtype=np.int64)
         self._rate_tokens: F64 = np.zeros(0, dtype=np.float64)  # decayed sums that the rate is the quotient of
         self._rate_s: F64 = np.zeros(0, dtype=np.float64)
         self._free_s: list[float] = []  # when the slot's last prefill ended, seen or modelled
@@ -62,6 +63,7 @@ class FleetLoad:
         self._open[slot], self._queue[slot] = {}, {}
         self._free_s[slot] = 0.0
         self.requests[slot] = self.external[slot] = self._requests_peak[slot] = self.weight_milli[slot] = 0
+        self._requests_reported[slot] = 0
         self.queued_tokens[slot] = 0.0
         self.block_tokens[slot] = self.settings.block_tokens
         self.kv_capacity_tokens[slot] = self.settings.kv_capacity_tokens
@@ -73,10 +75,10 @@ class FleetLoad:
 
         What it counts beyond our own is external. Its count is older than ours: a request that it still counted may
         have ended here meanwhile. So "our own" is the most that were open at once since the previous report, and none
-        of ours ever shows as foreign; the price is that foreign requests show one report late while ours fall. Those
-        of a replica that is gone are nobody's.
+        of ours ever shows as foreign; the price is that foreign requests show one report late while ours fall.
         """
         self.external[slot] = max(0, requests - int(self._requests_peak[slot]))
+        self._requests_reported[slot] = requests
         self._requests_peak[slot] = self.requests[slot]
         self.block_tokens[slot] = block_tokens if block_tokens > 0 else self.settings.block_tokens
         known = kv_capacity_tokens > 0
@@ -114,12 +116,15 @@ class FleetLoad:
         reservation.slot = NOWHERE
 
     def close_of_gone(self, reservation: Reservation, now_s: float) -> None:
-        """As `close`, where it is its replica that ended: the request may go on in the engine, and from the next
-        report on it is external."""
+        """As `close`, where it is its replica that ended: the request may go on in the engine, and as far as the last
+        report had room for it, it is external now."""
         slot = reservation.slot
         self.close(reservation, now_s)
         if slot != NOWHERE:
             self._requests_peak[slot] -= reservation.batch
+            beyond_ours = self._requests_reported[slot] - self.requests[slot]
+            external = self.external[slot]
+            self.external[slot] = max(external, min(external + reservation.batch, beyond_ours))
 
     def first_token(self, reservation: Reservation, now_s: float, *, teaches: bool) -> None:
         """Its first token is there, so its P goes. `teaches`: seen at this very time, so it tells the slot's rate."""
@@ -232,6 +237,7 @@ ARRAYS = (
     "kv_capacity_tokens",
     "prefill_rate",
     "_requests_peak",
+    "_requests_reported",
     "_rate_tokens",
     "_rate_s",
 )

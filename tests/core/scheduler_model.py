@@ -22,6 +22,7 @@ class ModelSlot:
     held: dict[int, int] = field(default_factory=dict)
     learned: list[tuple[int, int, int]] = field(default_factory=list)  # (chunk, cost, tokens), next to forget first
     external: int = 0
+    reported: int = 0
     block_tokens: int = 0
     kv_capacity_tokens: int = 0
     is_approximate: bool = False
@@ -107,6 +108,7 @@ class ModelScheduler:
     def report(self, slot: int, requests: int, block_tokens: int, kv_capacity_tokens: int) -> None:
         state = self.slots[slot]
         state.external = max(0, requests - max(state.totals))
+        state.reported = requests
         state.totals = [self.requests(slot)]
         state.block_tokens = block_tokens or self.settings.block_tokens
         state.kv_capacity_tokens = kv_capacity_tokens or self.settings.kv_capacity_tokens
@@ -435,5 +437,7 @@ class ModelScheduler:
             slot, batch = self.open[key].slot, self.open[key].batch
             self.finish(key)
             if slot in self.slots:
-                self.slots[slot].totals = [max(self.slots[slot].totals) - batch]
+                state = self.slots[slot]
+                state.totals = [max(state.totals) - batch]
+                state.external = max(state.external, min(state.external + batch, state.reported - self.requests(slot)))
         self.ended = {key for key in self.ended if key[0] != incarnation}

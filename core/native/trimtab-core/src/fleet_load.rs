@@ -32,6 +32,7 @@ pub struct FleetLoad {
     pub kv_capacity_tokens: Vec<i64>,
     pub prefill_rate: Vec<f64>,
     requests_peak: Vec<i64>,
+    requests_reported: Vec<i64>,
     rate_tokens: Vec<f64>,
     rate_s: Vec<f64>,
     free_s: Vec<f64>,
@@ -66,6 +67,7 @@ impl FleetLoad {
                 &mut self.block_tokens,
                 &mut self.kv_capacity_tokens,
                 &mut self.requests_peak,
+                &mut self.requests_reported,
             ] {
                 column.push(0);
             }
@@ -95,6 +97,7 @@ impl FleetLoad {
         self.external[s] = 0;
         self.weight_milli[s] = 0;
         self.requests_peak[s] = 0;
+        self.requests_reported[s] = 0;
         self.queued_tokens[s] = 0.0;
         self.set_block_tokens(s, settings.block_tokens);
         self.count(s);
@@ -114,6 +117,7 @@ impl FleetLoad {
     ) {
         let s = slot as usize;
         self.external[s] = (requests - self.requests_peak[s]).max(0);
+        self.requests_reported[s] = requests;
         self.requests_peak[s] = self.requests[s];
         self.count(s);
         self.set_block_tokens(s, if block_tokens > 0 { block_tokens } else { settings.block_tokens });
@@ -179,14 +183,18 @@ impl FleetLoad {
         }
     }
 
-    /// As `close`, where it is its replica that ended: the request may go on in the engine, and from the next report on
-    /// it is external.
+    /// As `close`, where it is its replica that ended: the request may go on in the engine, and as far as the last
+    /// report had room for it, it is external now.
     pub fn close_of_gone(&mut self, key: Key, reservations: &mut Reservations, now_s: f64) {
         let Some(reservation) = reservations.get(&key) else { return };
         let (slot, batch) = (reservation.slot, reservation.batch);
         self.close(key, reservations, now_s);
         if slot != NOWHERE {
-            self.requests_peak[slot as usize] -= batch;
+            let s = slot as usize;
+            self.requests_peak[s] -= batch;
+            let beyond_ours = self.requests_reported[s] - self.requests[s];
+            self.external[s] = self.external[s].max((self.external[s] + batch).min(beyond_ours));
+            self.count(s);
         }
     }
 
