@@ -56,7 +56,7 @@ def rolled_out(namespace: str, deployment: str, *, timeout_s: float = 300.0) -> 
 
 
 def until(what: str, look: Callable[[], T], *, timeout_s: float = 180.0, every_s: float = 1.0) -> T:
-    """What `look` returns once it is true; a look may fail by AssertionError meanwhile."""
+    """What `look` returns once it is true. Meanwhile it may fail an assertion, or miss what an object will have later."""
     began = told = time.monotonic()
     last: object = None
     while True:
@@ -65,8 +65,8 @@ def until(what: str, look: Callable[[], T], *, timeout_s: float = 180.0, every_s
                 log.info("%s: after %.0f s", what, time.monotonic() - began)
                 return found
             last = found
-        except AssertionError as error:
-            last = error
+        except (AssertionError, LookupError) as error:
+            last = repr(error)
         now = time.monotonic()
         assert now - began < timeout_s, f"not in {timeout_s:.0f} s: {what}; last: {last}"
         if now - told > TOLD_EVERY_S:
