@@ -56,7 +56,7 @@ def rolled_out(namespace: str, deployment: str, *, timeout_s: float = 300.0) -> 
 
 
 def until(what: str, look: Callable[[], T], *, timeout_s: float = 180.0, every_s: float = 1.0) -> T:
-    """What `look` returns once it is true. Until then it may fail an assertion, or miss what an object will yet have."""
+    """What `look` returns once it is true. Until then it may fail an assertion, or miss what will be there later."""
     began = told = time.monotonic()
     last: object = None
     while True:
