@@ -11,7 +11,7 @@ import numpy as np
 
 from trimtab_core.placement import I8, Bools, Placement, PlacementRequest, Rejection
 from trimtab_core.scheduler import Scheduler
-from trimtab_extproc.decisions import REQUEST_ID_CHARS_MAX, Decision, DecisionLog, Refusal
+from trimtab_extproc.decisions import REQUEST_ID_CHARS_MAX, Asked, Decision, DecisionLog, Refusal
 from trimtab_extproc.eligibility import Eligibility, Group, without
 from trimtab_extproc.endpoint_table import Endpoint, EndpointTable
 from trimtab_extproc.events import Placed, Refused
@@ -186,20 +186,13 @@ class Chooser:
         self._telemetry.placed(placement, approximate_reason=reason if is_blind else None, model_label=view.model_label)
         self._decisions.add(
             Decision(
-                time_s=choice.now_s,
-                request_id=request.headers.get("x-request-id", "")[:REQUEST_ID_CHARS_MAX],
-                kind=parsed.kind.value,
-                model=view.model_label,
+                asked=self._asked(request, prepared, view, choice.request_class, choice.now_s, choice.waited_s),
                 endpoint=endpoint.name,
                 placement=placement,
                 approximate=reason,
                 approximate_detail=detail,
                 candidates=choice.candidates,
                 excluded=choice.excluded,
-                policy=self._fleet.policy.policy,
-                request_class=choice.request_class.name,
-                priority=self._fleet.class_terms.classes.shown_priority(request.headers, parsed.model),
-                waited_s=choice.waited_s,
                 moved_from=moved_from,
             )
         )
@@ -251,25 +244,40 @@ class Chooser:
             retry_after_s = self._scheduler.settings.retry_after_s
             refused = Refused(status=429, reason=reason, message=message, retry_after_s=retry_after_s)
         self._telemetry.rejected(reason=reason)
-        allowed, classes = self._eligible.of(group, view), self._fleet.class_terms.classes
+        allowed = self._eligible.of(group, view)
+        request_class = self._fleet.class_terms.classes.of(request.headers, parsed.model)
         self._decisions.add_refusal(
             Refusal(
-                time_s=self._clock(),
-                request_id=request.headers.get("x-request-id", "")[:REQUEST_ID_CHARS_MAX],
-                kind=parsed.kind.value,
-                model=view.model_label,
+                asked=self._asked(request, prepared, view, request_class, self._clock(), waited_s),
                 status=refused.status,
                 reason=reason,
                 message=message,
                 candidates=allowed,
                 excluded=_excluded(view, allowed),
-                policy=self._fleet.policy.policy,
-                request_class=classes.of(request.headers, parsed.model).name,
-                priority=classes.shown_priority(request.headers, parsed.model),
-                waited_s=waited_s,
             )
         )
         return refused
+
+    def _asked(
+        self,
+        request: Decide,
+        prepared: Prepared,
+        view: ModelView,
+        request_class: RequestClass,
+        time_s: float,
+        waited_s: float,
+    ) -> Asked:
+        parsed = prepared.parsed
+        return Asked(
+            time_s=time_s,
+            request_id=request.headers.get("x-request-id", "")[:REQUEST_ID_CHARS_MAX],
+            kind=parsed.kind.value,
+            model=view.model_label,
+            policy=self._fleet.policy.policy,
+            request_class=request_class.name,
+            priority=self._fleet.class_terms.classes.shown_priority(request.headers, parsed.model),
+            waited_s=waited_s,
+        )
 
 
 def _excluded(view: ModelView, candidates: Bools) -> Mapping[int, str]:

@@ -27,14 +27,27 @@ NO_NUMBERS = dict.fromkeys(("hit_tokens", "queued_tokens", "p_tokens", "batch", 
 """Of an endpoint that was no candidate."""
 
 
-class Decision(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
-    """One choice."""
+class Asked(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
+    """What was asked for, and by which rules the answer was found."""
 
     time_s: float
-    """Of the process's monotonic clock."""
+    """Of the answer, by the process's monotonic clock."""
     request_id: str
     kind: str
     model: str
+    policy: str
+    request_class: str
+    """Empty: of none."""
+    priority: ShownPriority | None
+    """None: it has none, and asked for none."""
+    waited_s: float
+    """For a place, before the answer."""
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
+    """One choice."""
+
+    asked: Asked
     endpoint: str
     placement: Placement
     approximate: str | None
@@ -44,13 +57,6 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     candidates: Bools
     excluded: Mapping[int, str]
     """Members of the pool that could not be chosen at all, and why."""
-    policy: str
-    request_class: str = ""
-    """Empty: of none."""
-    priority: ShownPriority | None = None
-    """None: it has none, and asked for none."""
-    waited_s: float = 0.0
-    """For a place, before it was made."""
     moved_from: tuple[str, ...] = ()
     """Endpoints chosen first, which other pickers had chosen at the same moment."""
 
@@ -58,11 +64,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
 class Refusal(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     """One request that got no endpoint."""
 
-    time_s: float
-    """When it was refused."""
-    request_id: str
-    kind: str
-    model: str
+    asked: Asked
     status: int
     reason: str
     """As in `trimtab_rejected_total`."""
@@ -71,11 +73,6 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     candidates: Bools
     """Those that could have taken it, and were at their limits."""
     excluded: Mapping[int, str]
-    policy: str
-    request_class: str = ""
-    priority: ShownPriority | None = None
-    waited_s: float = 0.0
-    """For a place, in vain."""
 
 
 class DecisionLog:
@@ -97,8 +94,8 @@ class DecisionLog:
     def to_json(self, *, now_s: float, count: int, request_id: str | None = None) -> list[dict[str, Any]]:
         """The newest first, at most `count`; only the one of `request_id` if that is given."""
         both: list[Decision | Refusal] = [*reversed(self._ring), *reversed(self._refusals)]
-        both.sort(key=lambda entry: -entry.time_s)
-        chosen = [entry for entry in both if request_id is None or entry.request_id == request_id]
+        both.sort(key=lambda entry: -entry.asked.time_s)
+        chosen = [entry for entry in both if request_id is None or entry.asked.request_id == request_id]
         return [
             self._entry(entry, now_s) if isinstance(entry, Decision) else self._refused(entry, now_s)
             for entry in chosen[:count]
@@ -108,15 +105,8 @@ class DecisionLog:
         """The keys of a decision, as far as there is something to say, and `refused`."""
         full = dict.fromkeys(np.flatnonzero(refusal.candidates).tolist(), AT_ITS_LIMIT)
         return {
-            "age_s": round(now_s - refusal.time_s, 3),
-            "request_id": refusal.request_id,
-            "kind": refusal.kind,
-            "model": refusal.model,
+            **_asked(refusal.asked, now_s),
             "endpoint": None,
-            "policy": refusal.policy,
-            "class": refusal.request_class or None,
-            **_priority(refusal.priority),
-            "waited_s": round(refusal.waited_s, 3) if refusal.waited_s else None,
             "refused": {"status": refusal.status, "reason": refusal.reason, "message": refusal.message},
             "candidate_count": 0,
             "endpoints": self._excluded_rows({**full, **refusal.excluded}, ENDPOINTS_SHOWN_MAX),
@@ -128,15 +118,8 @@ class DecisionLog:
         shown = shown[shown < len(placement.score)]
         best_first = shown[np.argsort(placement.score[shown], kind="stable")]
         return {
-            "age_s": round(now_s - decision.time_s, 3),
-            "request_id": decision.request_id,
-            "kind": decision.kind,
-            "model": decision.model,
+            **_asked(decision.asked, now_s),
             "endpoint": decision.endpoint,
-            "policy": decision.policy,
-            "class": decision.request_class or None,
-            **_priority(decision.priority),
-            "waited_s": round(decision.waited_s, 3) if decision.waited_s else None,
             "moved_from": list(decision.moved_from),
             "reason": placement.reason,
             "hotspot": None if placement.hotspot is None else f"{placement.hotspot:016x}",
@@ -168,7 +151,7 @@ class DecisionLog:
             return {"endpoint": self._name(slot), **NO_NUMBERS, "verdict": f"no candidate: {AT_ITS_LIMIT}"}
         score = float(placement.score[slot])
         is_winner = slot == placement.slot
-        is_score = decision.policy != "round_robin" and np.isfinite(score)
+        is_score = decision.asked.policy != "round_robin" and np.isfinite(score)
         return {
             "endpoint": self._name(slot),
             "hit_tokens": int(placement.hit_tokens[slot]),
@@ -179,9 +162,22 @@ class DecisionLog:
             "terms": _terms(placement, slot),
             "score": round(score, 1) if is_score else None,
             # Round robin scores turns: 0 where the endpoint still had its own in the round, else 1.
-            "turn": ("had" if score else "open") if decision.policy == "round_robin" else None,
+            "turn": ("had" if score else "open") if decision.asked.policy == "round_robin" else None,
             "verdict": "won: " + placement.reason if is_winner else _why_not(decision, slot),
         }
+
+
+def _asked(asked: Asked, now_s: float) -> dict[str, Any]:
+    return {
+        "age_s": round(now_s - asked.time_s, 3),
+        "request_id": asked.request_id,
+        "kind": asked.kind,
+        "model": asked.model,
+        "policy": asked.policy,
+        "class": asked.request_class or None,
+        **_priority(asked.priority),
+        "waited_s": round(asked.waited_s, 3) if asked.waited_s else None,
+    }
 
 
 def _priority(shown: ShownPriority | None) -> dict[str, Any]:
@@ -212,13 +208,13 @@ def _why_not(decision: Decision, slot: int) -> str:
     placement, won = decision.placement, decision.placement.slot
     if slot in placement.left_out:
         return "no candidate: holds the prefix of a hotspot"
-    if decision.policy == "round_robin":
+    if decision.asked.policy == "round_robin":
         return "had its turn in this round" if placement.score[slot] else "its turn comes later in this round"
     if placement.score[slot] <= placement.score[won]:
         more = placement.batch[slot] > placement.batch[won]
         return "equal score, more requests" if more else "equal score, lost the draw"
     reasons = []
-    if decision.policy == "product" and placement.p_tokens[slot] > placement.p_tokens[won]:
+    if decision.asked.policy == "product" and placement.p_tokens[slot] > placement.p_tokens[won]:
         if placement.hit_tokens[slot] < placement.hit_tokens[won]:
             reasons.append("holds less of the prompt")
         if placement.queued_tokens[slot] > placement.queued_tokens[won]:

@@ -38,14 +38,19 @@ def until_s() -> float:
     return asyncio.get_running_loop().time() + SOON_S
 
 
+async def both_at_once(one: Replica, two: Replica) -> list[frozenset[str] | None]:
+    """Both place on A in the same moment; what each learns of the other."""
+    asked = []
+    for replica in (one, two):
+        replica.reserve(1, A)
+        asked.append((peers_of(replica), peers_of(replica).ask()))
+    return [await peers.answer(question, until_s()) for peers, question in asked]
+
+
 async def test_the_first_in_the_log_keeps_its_place_and_the_second_learns_of_it(store_url: str) -> None:
     store = connect(store_url, QUICK)
     async with replicas(store, 2) as (one, two):
-        asked = []
-        for replica in (one, two):
-            replica.reserve(1, A)
-            asked.append((peers_of(replica), peers_of(replica).ask()))
-        found = [await peers.answer(question, until_s()) for peers, question in asked]
+        found = await both_at_once(one, two)
         assert sorted(map(sorted, map(list, found))) == [[], [A]]  # type: ignore[arg-type]
         loser = one if found[0] else two
         assert (two if loser is one else one).load() == loser.mirror.open_load(), "and it knows the load by now"
@@ -257,10 +262,6 @@ async def test_over_a_cluster_it_is_the_same() -> None:
     async with cluster() as (server, _):
         store = connect(f"redis+cluster://127.0.0.1:{server.port}", QUICK)
         async with replicas(store, 2) as (one, two):
-            asked = []
-            for replica in (one, two):
-                replica.reserve(1, A)
-                asked.append((peers_of(replica), peers_of(replica).ask()))
-            found = [await peers.answer(question, until_s()) for peers, question in asked]
+            found = await both_at_once(one, two)
             assert sorted(map(sorted, map(list, found))) == [[], [A]]  # type: ignore[arg-type]
         await store.close()
